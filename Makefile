@@ -1,0 +1,123 @@
+# kvpick: one entry point. `make help` lists the targets.
+BUILD ?= release
+B := build/$(BUILD)
+CC ?= gcc
+CXX ?= g++
+PROVE ?= prove
+JOBS ?= 2
+
+WARN := -Wall -Wextra -Wshadow -Wcast-align -Wvla -Werror
+CWARN := $(WARN) -Wstrict-prototypes -Wmissing-prototypes
+BASE := -g -fno-omit-frame-pointer -fstack-protector-strong -ffp-contract=off -D_GNU_SOURCE -fPIC \
+	-Iinclude -I. -MMD -MP -pthread
+ARCH := $(if $(filter x86_64,$(shell uname -m)),-mcx16 -march=x86-64-v2)
+
+OPT_release := -O2
+OPT_debug := -O0 -DKVP_DEBUG -DKVP_TEST_POINTS
+OPT_asan := -O1 -fsanitize=address -DKVP_DEBUG -DKVP_TEST_POINTS
+OPT_ubsan := -O1 -fsanitize=undefined -fno-sanitize-recover=undefined -DKVP_DEBUG -DKVP_TEST_POINTS
+OPT_tsan := -O1 -fsanitize=thread -DKVP_ATOMIC_C11 -DKVP_DEBUG -DKVP_TEST_POINTS
+OPT_cov := -O0 --coverage -DKVP_TEST_POINTS
+OPT_fuzz := -O1 -fsanitize=fuzzer-no-link,address -DKVP_FUZZ -DKVP_TEST_POINTS
+ifeq ($(BUILD),fuzz)
+CC := clang
+CXX := clang++
+endif
+OPT := $(OPT_$(BUILD))
+ifeq ($(OPT),)
+$(error BUILD must be release, debug, asan, ubsan, tsan, cov or fuzz)
+endif
+CFLAGS = -std=c11 $(CWARN) $(BASE) $(ARCH) $(OPT)
+CXXFLAGS = -std=c++17 $(WARN) $(BASE) $(ARCH) $(OPT)
+LDFLAGS = -pthread $(filter -fsanitize% --coverage,$(OPT)) -Wl,--as-needed
+LIBS := -luring -lzmq -lmsgpackc -lsimdjson -lhttp_parser -lxxhash -lyaml -lstdc++ -lm
+
+# Libraries, lowest first. libkvpick is what other programs embed: shm plus the selection flow.
+SHM_SRC := $(wildcard shm/*.c)
+SELECT_SRC := $(wildcard daemons/common/select*.c)
+IPC_SRC := $(wildcard ipc/*.c ipc/*.cc)
+COMMON_SRC := $(filter-out $(SELECT_SRC),$(wildcard daemons/common/*.c))
+obj = $(patsubst %,$(B)/%.o,$(1))
+LIB_A := $(B)/libkvpick.a
+LIB_SO := $(B)/libkvpick.so
+IPC_A := $(B)/libkvp-ipc.a
+COMMON_A := $(B)/libkvp-common.a
+LINK := $(COMMON_A) $(IPC_A) $(LIB_A)
+
+# One binary a folder: folder -> program name.
+PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpickctl $(B)/kvpick-sim $(B)/kvpick-load
+src_kvpick := daemons/supervisor
+src_kvpick-indexer := daemons/indexer
+src_kvpick-httpd := daemons/httpd
+src_kvpickctl := daemons/ctl
+src_kvpick-sim := bench/sim
+src_kvpick-load := bench/load
+# A folder that has no sources yet is not a program yet.
+PROGS := $(foreach p,$(PROGS),$(if $(wildcard $(src_$(notdir $(p)))/*.c),$(p)))
+
+TEST_SRC := $(wildcard tests/[tvmrg]_*.c)
+TORTURE_SRC := $(wildcard tests/torture/x_*.c)
+FUZZ_SRC := $(wildcard tests/fuzz/f_*.c)
+HELPER_SRC := $(wildcard tests/helpers/*.c)
+BENCH_SRC := $(wildcard bench/b_*.c)
+TESTS := $(patsubst %.c,$(B)/%,$(TEST_SRC) $(TORTURE_SRC) $(FUZZ_SRC))
+HELPERS := $(patsubst %.c,$(B)/%,$(HELPER_SRC))
+BENCHES := $(patsubst %.c,$(B)/%,$(BENCH_SRC))
+SCRIPTS := $(wildcard tests/[sk]_*.t tests/crash/k_*.t)
+
+.PHONY: all lib tests benches test check torture fuzz bench lint run deps install clean help
+all: $(LIB_A) $(LIB_SO) $(PROGS)
+lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
+tests: all $(TESTS) $(HELPERS)
+benches: all $(BENCHES)
+
+$(B)/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@ $<
+$(B)/%.cc.o: %.cc
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -c -o $@ $<
+$(LIB_A): $(call obj,$(SHM_SRC) $(SELECT_SRC))
+$(IPC_A): $(call obj,$(IPC_SRC))
+$(COMMON_A): $(call obj,$(COMMON_SRC))
+$(LIB_A) $(IPC_A) $(COMMON_A):
+	@mkdir -p $(@D)
+	@rm -f $@
+	ar rcs $@ $^
+$(LIB_SO): $(call obj,$(SHM_SRC) $(SELECT_SRC))
+	$(CC) -shared $(LDFLAGS) -Wl,-soname,libkvpick.so.0 -o $@ $^ -lxxhash -lm
+
+.SECONDEXPANSION:
+$(PROGS): $$(call obj,$$(wildcard $$(src_$$(@F))/*.c)) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/tests/fuzz/f_%: $(B)/tests/fuzz/f_%.c.o $(LINK)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) $(if $(filter fuzz,$(BUILD)),-fsanitize=fuzzer) -o $@ $^ $(LIBS)
+$(B)/tests/% $(B)/bench/%: $(B)/$$(subst $(B)/,,$$@).c.o $(LINK)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+deps:
+	@deploy/deps.sh
+
+# The whole suite: the same command locally and in CI.
+test: deps
+	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
+	KVP_BUILD_DIR=$(B) $(PROVE) -j$(JOBS) --exec '' $(TESTS) $(SCRIPTS)
+check: test
+torture: tests
+	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
+lint:
+	@tests/lint.sh
+
+install: all
+	install -d $(DESTDIR)/usr/bin $(DESTDIR)/usr/lib $(DESTDIR)/usr/include/kvpick
+	install -m 755 $(PROGS) $(DESTDIR)/usr/bin
+	install -m 644 $(LIB_A) $(LIB_SO) $(DESTDIR)/usr/lib
+	install -m 644 include/kvpick/*.h include/kvpick/*.def $(DESTDIR)/usr/include/kvpick
+clean:
+	rm -rf build
+help:
+	@echo "make run | test | lint | bench | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+
+-include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,164 @@
+/* kvpick/atomic.h — every access to a word that another process or thread may touch.
+ *
+ * Shape      plain uint32_t/uint64_t words, naturally aligned; kvp_u128 pairs 16-byte aligned.
+ * Ordering   in the name: _rlx relaxed, _acq acquire load, _rel release store, _ar acquire-release
+ *            read-modify-write, _sc sequentially consistent. An acquire load pairs with the release store or
+ *            read-modify-write whose value it reads.
+ * Back ends  Concurrency Kit (default); compiler atomics under KVP_ATOMIC_C11, because ThreadSanitizer sees
+ *            neither ck_pr operations nor free-standing fences.
+ * Crash      one access is one instruction or one lock-free loop: a kill leaves the old or the new value.
+ */
+#ifndef KVPICK_ATOMIC_H
+#define KVPICK_ATOMIC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A 16-byte word pair, changed only by kvp_cas_u128. */
+struct kvp_u128 {
+	uint64_t lo, hi;
+} __attribute__((aligned(16)));
+
+#ifdef KVP_ATOMIC_C11
+#define KVP_LD(n, b, t)                                                                                         \
+	static inline t kvp_ld_rlx_##n(const t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }          \
+	static inline t kvp_ld_acq_##n(const t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }          \
+	static inline t kvp_ld_sc_##n(const t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+#define KVP_ST(n, b, t)                                                                                         \
+	static inline void kvp_st_rlx_##n(t *p, t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }           \
+	static inline void kvp_st_rel_##n(t *p, t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }           \
+	static inline void kvp_st_sc_##n(t *p, t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
+#define KVP_RMW(n, b, t)                                                                                        \
+	static inline t kvp_faa_rlx_##n(t *p, t v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }    \
+	static inline t kvp_faa_ar_##n(t *p, t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }     \
+	static inline t kvp_xchg_ar_##n(t *p, t v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }   \
+	static inline t kvp_xchg_sc_##n(t *p, t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }   \
+	static inline bool kvp_cas_ar_##n(t *p, t want, t v)                                                 \
+	{                                                                                                    \
+		return __atomic_compare_exchange_n(p, &want, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);  \
+	}
+static inline void kvp_fence_acq(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+static inline void kvp_fence_rel(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+static inline void kvp_fence_sc(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void kvp_pause(void) { __asm__ __volatile__("" ::: "memory"); }
+/* kvp_cas_u128 replaces *p by v if it equals *want; otherwise loads *p into *want. Full barrier. */
+static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struct kvp_u128 v)
+{
+	unsigned __int128 w = ((unsigned __int128)want->hi << 64) | want->lo;
+	unsigned __int128 n = ((unsigned __int128)v.hi << 64) | v.lo;
+	unsigned __int128 *q = (unsigned __int128 *)(void *)p;
+	if (__atomic_compare_exchange_n(q, &w, n, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+		return true;
+	want->lo = (uint64_t)w;
+	want->hi = (uint64_t)(w >> 64);
+	return false;
+}
+#else
+#include <ck_pr.h>
+#define KVP_LD(n, b, t)                                                                                         \
+	static inline t kvp_ld_rlx_##n(const t *p) { return ck_pr_load_##b(p); }                             \
+	static inline t kvp_ld_acq_##n(const t *p)                                                           \
+	{                                                                                                    \
+		t v = ck_pr_load_##b(p);                                                                     \
+		ck_pr_fence_acquire();                                                                       \
+		return v;                                                                                    \
+	}                                                                                                    \
+	static inline t kvp_ld_sc_##n(const t *p)                                                            \
+	{                                                                                                    \
+		ck_pr_fence_memory();                                                                        \
+		t v = ck_pr_load_##b(p);                                                                     \
+		ck_pr_fence_acquire();                                                                       \
+		return v;                                                                                    \
+	}
+#define KVP_ST(n, b, t)                                                                                         \
+	static inline void kvp_st_rlx_##n(t *p, t v) { ck_pr_store_##b(p, v); }                              \
+	static inline void kvp_st_rel_##n(t *p, t v)                                                         \
+	{                                                                                                    \
+		ck_pr_fence_release();                                                                       \
+		ck_pr_store_##b(p, v);                                                                       \
+	}                                                                                                    \
+	static inline void kvp_st_sc_##n(t *p, t v)                                                          \
+	{                                                                                                    \
+		ck_pr_fence_release();                                                                       \
+		ck_pr_store_##b(p, v);                                                                       \
+		ck_pr_fence_memory();                                                                        \
+	}
+#define KVP_RMW(n, b, t)                                                                                        \
+	static inline t kvp_faa_rlx_##n(t *p, t v) { return ck_pr_faa_##b(p, v); }                           \
+	static inline t kvp_faa_ar_##n(t *p, t v)                                                            \
+	{                                                                                                    \
+		ck_pr_fence_release();                                                                       \
+		t o = ck_pr_faa_##b(p, v);                                                                   \
+		ck_pr_fence_acquire();                                                                       \
+		return o;                                                                                    \
+	}                                                                                                    \
+	static inline t kvp_xchg_ar_##n(t *p, t v)                                                           \
+	{                                                                                                    \
+		ck_pr_fence_release();                                                                       \
+		t o = ck_pr_fas_##b(p, v);                                                                   \
+		ck_pr_fence_acquire();                                                                       \
+		return o;                                                                                    \
+	}                                                                                                    \
+	static inline t kvp_xchg_sc_##n(t *p, t v)                                                           \
+	{                                                                                                    \
+		ck_pr_fence_memory();                                                                        \
+		t o = ck_pr_fas_##b(p, v);                                                                   \
+		ck_pr_fence_memory();                                                                        \
+		return o;                                                                                    \
+	}                                                                                                    \
+	static inline bool kvp_cas_ar_##n(t *p, t want, t v)                                                 \
+	{                                                                                                    \
+		ck_pr_fence_memory();                                                                        \
+		bool done_ = ck_pr_cas_##b(p, want, v);                                                      \
+		ck_pr_fence_memory();                                                                        \
+		return done_;                                                                                \
+	}
+static inline void kvp_fence_acq(void) { ck_pr_fence_acquire(); }
+static inline void kvp_fence_rel(void) { ck_pr_fence_release(); }
+static inline void kvp_fence_sc(void) { ck_pr_fence_memory(); }
+static inline void kvp_pause(void) { ck_pr_stall(); }
+/* kvp_cas_u128 replaces *p by v if it equals *want; otherwise loads *p into *want. Full barrier. */
+static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struct kvp_u128 v)
+{
+	uint64_t w[2] = { want->lo, want->hi }, n[2] = { v.lo, v.hi }, old[2];
+	ck_pr_fence_memory();
+	bool done_ = ck_pr_cas_64_2_value((uint64_t *)(void *)p, w, n, old);
+	ck_pr_fence_memory();
+	if (!done_) {
+		want->lo = old[0];
+		want->hi = old[1];
+	}
+	return done_;
+}
+#endif
+
+KVP_LD(u32, 32, uint32_t)
+KVP_LD(u64, 64, uint64_t)
+KVP_ST(u32, 32, uint32_t)
+KVP_ST(u64, 64, uint64_t)
+KVP_RMW(u32, 32, uint32_t)
+KVP_RMW(u64, 64, uint64_t)
+#undef KVP_LD
+#undef KVP_ST
+#undef KVP_RMW
+
+/* kvp_add_sw_u64 adds to a counter that only the caller writes: a load and a store, no locked instruction. */
+static inline void kvp_add_sw_u64(uint64_t *p, uint64_t v)
+{
+	kvp_st_rlx_u64(p, kvp_ld_rlx_u64(p) + v);
+}
+
+/* kvp_ld_u128 reads a pair as lo, hi, lo until lo is stable (at most 8 tries): the caller's CAS decides whether
+ * the two halves belonged together. */
+static inline struct kvp_u128 kvp_ld_u128(const struct kvp_u128 *p)
+{
+	struct kvp_u128 v = { 0, 0 };
+	for (int i = 0; i < 8; i++) {
+		v.lo = kvp_ld_acq_u64(&p->lo);
+		v.hi = kvp_ld_acq_u64(&p->hi);
+		if (kvp_ld_rlx_u64(&p->lo) == v.lo)
+			break;
+	}
+	return v;
+}
+#endif
