@@ -108,7 +108,7 @@ check: test
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
 lint:
-	@tests/lint.sh
+	@tests/lint.py
 
 install: all
 	install -d $(DESTDIR)/usr/bin $(DESTDIR)/usr/lib $(DESTDIR)/usr/include/kvpick

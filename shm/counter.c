@@ -6,19 +6,19 @@
 #define LAYOUT 1
 
 static const struct kvp_ctr_info ctr_info[KVP_CTR_CNT] = {
-#define X(id, name, kind, unit, help) { name, unit, help, KVP_CTR_KIND_##kind },
+#define X(id, name, kind, unit, help) {name, unit, help, KVP_CTR_KIND_##kind},
 	KVP_COUNTER_LIST(X)
 #undef X
 };
 static const struct kvp_ctr_info hist_info[KVP_HIST_CNT] = {
-#define X(id, name, unit, help) { name, unit, help, KVP_CTR_KIND_COUNTER },
+#define X(id, name, unit, help) {name, unit, help, KVP_CTR_KIND_COUNTER},
 	KVP_HIST_LIST(X)
 #undef X
 };
 
 static uint32_t layout_hash(void)
 {
-	const size_t w[] = { KVP_CTR_CNT, KVP_HIST_CNT, sizeof(struct kvp_ctr_column_shm) };
+	const size_t w[] = {KVP_CTR_CNT, KVP_HIST_CNT, sizeof(struct kvp_ctr_column_shm)};
 	return kvp_obj_hash(w, sizeof(w) / sizeof(w[0]));
 }
 

@@ -7,7 +7,7 @@
  *            kvp_ctr_add_mw from any of its threads.
  * Readers    httpd (/metrics), ctl, tests: kvp_ctr_sum, kvp_hist_sum.
  * Ordering   relaxed: a counter orders nothing.
- * Lifetime   as long as the region; a restarted process goes on in the column of its slot, so sums never fall.
+ * Lifetime   as long as the region; a restarted process goes on in its slot's column, so sums never fall.
  * Crash      nothing is torn; at most the last increment is missing.
  */
 #ifndef KVP_SHM_COUNTER_H

@@ -5,12 +5,13 @@
  * Writers    the process that creates the region (new, delete). Nobody else.
  * Readers    every process that joins.
  * Ordering   magic is stored last with release (kvp_obj_ready) and loaded first with acquire (kvp_obj_join).
- * Crash      creator killed before kvp_obj_ready: magic stays 0, join answers KVP_ERR_AGAIN, and the region is
- *            created anew by the next supervisor. join never repairs.
+ * Crash      creator killed before kvp_obj_ready: magic stays 0, join answers KVP_ERR_AGAIN, and the region
+ *            is created anew by the next supervisor. join never repairs.
  *
- * Every object X offers kvp_X_align, kvp_X_footprint(geometry) (0 = bad parameters), kvp_X_new (format memory,
- * caller not joined), kvp_X_join (check, fill a process-local handle), kvp_X_leave, kvp_X_delete and kvp_X_check
- * (full invariant scan, no concurrent writer: number of faults, the first ten logged to stderr).
+ * Every object X offers kvp_X_align, kvp_X_footprint(geometry) (0 = bad parameters), kvp_X_new (format
+ * zero-filled memory, caller not joined), kvp_X_join (check, fill a process-local handle), kvp_X_leave,
+ * kvp_X_delete and kvp_X_check (full invariant scan, no concurrent writer: number of faults, the first ten
+ * logged to stderr).
  */
 #ifndef KVP_SHM_OBJ_H
 #define KVP_SHM_OBJ_H
@@ -25,7 +26,7 @@
 #define KVP_PAGE 4096
 
 struct kvp_objhdr {
-	uint64_t magic;       /* object kind; 0 while under construction; stored last, release */
+	uint64_t magic;	      /* object kind; 0 while under construction; stored last, release */
 	uint32_t layout;      /* layout version of this kind of object */
 	uint32_t layout_hash; /* FNV-1a over sizeof and offsetof values, kvp_obj_hash */
 	uint64_t footprint;   /* bytes, header included, multiple of 64 */
@@ -36,16 +37,16 @@ struct kvp_objhdr {
 /* Capacities of a region, fixed at its creation. All are counts; ranges are those of the settings of the same
  * name. Every footprint function validates what it uses and answers 0 for a value out of range. */
 struct kvp_geom {
-	uint32_t slot_max;         /* participant slots, 1..KVP_SLOT_MAX */
-	uint32_t rank_max;         /* catalogue and load entries, 1..65536 */
+	uint32_t slot_max;	   /* participant slots, 1..KVP_SLOT_MAX */
+	uint32_t rank_max;	   /* catalogue and load entries, 1..65536 */
 	uint32_t index_rank_max;   /* ranks with a bit in the tree: 64, 256, 1024 or 4096 */
-	uint32_t resv_max;         /* live reservations, 64..4194304 */
-	uint64_t block_max;        /* blocks in the tree, 10000..1e9 */
+	uint32_t resv_max;	   /* live reservations, 64..4194304 */
+	uint64_t block_max;	   /* blocks in the tree, 10000..1e9 */
 	uint64_t active_block_max; /* prompt blocks over all live bookings, 1024..2^30 */
-	uint32_t queued_max;       /* waiting requests */
-	uint32_t part_max;         /* partitions, 1..KVP_PART_MAX */
-	uint64_t region_gen;       /* generation, never 0 */
-	uint64_t salt[2];          /* random secret: index key chain, id hashes */
+	uint32_t queued_max;	   /* waiting requests */
+	uint32_t part_max;	   /* partitions, 1..KVP_PART_MAX */
+	uint64_t region_gen;	   /* generation, never 0 */
+	uint64_t salt[2];	   /* random secret: index key chain, id hashes */
 };
 
 /* kvp_obj_hash folds n words (sizes and offsets of a layout) into a layout hash (FNV-1a). */
@@ -59,8 +60,8 @@ static inline uint32_t kvp_obj_hash(const size_t *word, size_t n)
 }
 
 /* kvp_obj_begin starts formatting: magic 0, then the other header fields. */
-static inline void kvp_obj_begin(struct kvp_objhdr *h, uint32_t layout, uint32_t hash, uint64_t footprint,
-	uint64_t region_gen)
+static inline void kvp_obj_begin(
+	struct kvp_objhdr *h, uint32_t layout, uint32_t hash, uint64_t footprint, uint64_t region_gen)
 {
 	kvp_st_rel_u64(&h->magic, 0);
 	h->layout = layout;
@@ -75,8 +76,8 @@ static inline void kvp_obj_ready(struct kvp_objhdr *h, uint64_t magic)
 	kvp_st_rel_u64(&h->magic, magic);
 }
 
-/* kvp_obj_join checks a header: KVP_ERR_AGAIN while under construction, KVP_ERR_LAYOUT for another kind, layout
- * or size, KVP_ERR_INVAL for NULL or misalignment. Pairs with: kvp_obj_ready. */
+/* kvp_obj_join checks a header: KVP_ERR_AGAIN while under construction, KVP_ERR_LAYOUT for another kind,
+ * layout or size, KVP_ERR_INVAL for NULL or misalignment. Pairs with: kvp_obj_ready. */
 static inline int kvp_obj_join(const struct kvp_objhdr *h, uint64_t magic, uint32_t layout, uint32_t hash)
 {
 	if (!h || ((uintptr_t)h & (KVP_CACHE_LINE - 1)))
@@ -106,7 +107,7 @@ typedef uint32_t kvp_owner;
 #define KVP_SLOT_MAX 192
 #define KVP_PART_MAX 256
 #define KVP_OWNER(slot, gen) ((kvp_owner)(((gen) << 8) | (slot)))
-#define KVP_OWNER_SLOT(o) ((o) & 0xffu)
+#define KVP_OWNER_SLOT(o) ((o)&0xffu)
 #define KVP_OWNER_GEN(o) ((o) >> 8) /* 24 bits, never 0 for a live owner */
 
 #endif

@@ -49,7 +49,8 @@ __attribute__((unused, format(printf, 5, 6))) static int tap_is_str(
 	va_end(ap);
 	int same = got && want && strcmp(got, want) == 0;
 	if (!tap_ok(same, "%s", name))
-		printf("#   %s:%d: got '%s', want '%s'\n", file, line, got ? got : "(null)", want ? want : "(null)");
+		printf("#   %s:%d: got '%s', want '%s'\n", file, line, got ? got : "(null)",
+			want ? want : "(null)");
 	return same;
 }
 

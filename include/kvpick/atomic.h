@@ -20,27 +20,69 @@ struct kvp_u128 {
 } __attribute__((aligned(16)));
 
 #ifdef KVP_ATOMIC_C11
-#define KVP_LD(n, b, t)                                                                                         \
-	static inline t kvp_ld_rlx_##n(const t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }          \
-	static inline t kvp_ld_acq_##n(const t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }          \
-	static inline t kvp_ld_sc_##n(const t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
-#define KVP_ST(n, b, t)                                                                                         \
-	static inline void kvp_st_rlx_##n(t *p, t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }           \
-	static inline void kvp_st_rel_##n(t *p, t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }           \
-	static inline void kvp_st_sc_##n(t *p, t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
-#define KVP_RMW(n, b, t)                                                                                        \
-	static inline t kvp_faa_rlx_##n(t *p, t v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }    \
-	static inline t kvp_faa_ar_##n(t *p, t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }     \
-	static inline t kvp_xchg_ar_##n(t *p, t v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }   \
-	static inline t kvp_xchg_sc_##n(t *p, t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }   \
+#define KVP_LD(n, b, t)                                                                                      \
+	static inline t kvp_ld_rlx_##n(const t *p)                                                           \
+	{                                                                                                    \
+		return __atomic_load_n(p, __ATOMIC_RELAXED);                                                 \
+	}                                                                                                    \
+	static inline t kvp_ld_acq_##n(const t *p)                                                           \
+	{                                                                                                    \
+		return __atomic_load_n(p, __ATOMIC_ACQUIRE);                                                 \
+	}                                                                                                    \
+	static inline t kvp_ld_sc_##n(const t *p)                                                            \
+	{                                                                                                    \
+		return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                 \
+	}
+#define KVP_ST(n, b, t)                                                                                      \
+	static inline void kvp_st_rlx_##n(t *p, t v)                                                         \
+	{                                                                                                    \
+		__atomic_store_n(p, v, __ATOMIC_RELAXED);                                                    \
+	}                                                                                                    \
+	static inline void kvp_st_rel_##n(t *p, t v)                                                         \
+	{                                                                                                    \
+		__atomic_store_n(p, v, __ATOMIC_RELEASE);                                                    \
+	}                                                                                                    \
+	static inline void kvp_st_sc_##n(t *p, t v)                                                          \
+	{                                                                                                    \
+		__atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                    \
+	}
+#define KVP_RMW(n, b, t)                                                                                     \
+	static inline t kvp_faa_rlx_##n(t *p, t v)                                                           \
+	{                                                                                                    \
+		return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);                                           \
+	}                                                                                                    \
+	static inline t kvp_faa_ar_##n(t *p, t v)                                                            \
+	{                                                                                                    \
+		return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);                                           \
+	}                                                                                                    \
+	static inline t kvp_xchg_ar_##n(t *p, t v)                                                           \
+	{                                                                                                    \
+		return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);                                          \
+	}                                                                                                    \
+	static inline t kvp_xchg_sc_##n(t *p, t v)                                                           \
+	{                                                                                                    \
+		return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                          \
+	}                                                                                                    \
 	static inline bool kvp_cas_ar_##n(t *p, t want, t v)                                                 \
 	{                                                                                                    \
 		return __atomic_compare_exchange_n(p, &want, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);  \
 	}
-static inline void kvp_fence_acq(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
-static inline void kvp_fence_rel(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
-static inline void kvp_fence_sc(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void kvp_pause(void) { __asm__ __volatile__("" ::: "memory"); }
+static inline void kvp_fence_acq(void)
+{
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+static inline void kvp_fence_rel(void)
+{
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+}
+static inline void kvp_fence_sc(void)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+static inline void kvp_pause(void)
+{
+	__asm__ __volatile__("" ::: "memory");
+}
 /* kvp_cas_u128 replaces *p by v if it equals *want; otherwise loads *p into *want. Full barrier. */
 static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struct kvp_u128 v)
 {
@@ -55,8 +97,11 @@ static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struc
 }
 #else
 #include <ck_pr.h>
-#define KVP_LD(n, b, t)                                                                                         \
-	static inline t kvp_ld_rlx_##n(const t *p) { return ck_pr_load_##b(p); }                             \
+#define KVP_LD(n, b, t)                                                                                      \
+	static inline t kvp_ld_rlx_##n(const t *p)                                                           \
+	{                                                                                                    \
+		return ck_pr_load_##b(p);                                                                    \
+	}                                                                                                    \
 	static inline t kvp_ld_acq_##n(const t *p)                                                           \
 	{                                                                                                    \
 		t v = ck_pr_load_##b(p);                                                                     \
@@ -70,8 +115,11 @@ static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struc
 		ck_pr_fence_acquire();                                                                       \
 		return v;                                                                                    \
 	}
-#define KVP_ST(n, b, t)                                                                                         \
-	static inline void kvp_st_rlx_##n(t *p, t v) { ck_pr_store_##b(p, v); }                              \
+#define KVP_ST(n, b, t)                                                                                      \
+	static inline void kvp_st_rlx_##n(t *p, t v)                                                         \
+	{                                                                                                    \
+		ck_pr_store_##b(p, v);                                                                       \
+	}                                                                                                    \
 	static inline void kvp_st_rel_##n(t *p, t v)                                                         \
 	{                                                                                                    \
 		ck_pr_fence_release();                                                                       \
@@ -83,8 +131,11 @@ static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struc
 		ck_pr_store_##b(p, v);                                                                       \
 		ck_pr_fence_memory();                                                                        \
 	}
-#define KVP_RMW(n, b, t)                                                                                        \
-	static inline t kvp_faa_rlx_##n(t *p, t v) { return ck_pr_faa_##b(p, v); }                           \
+#define KVP_RMW(n, b, t)                                                                                     \
+	static inline t kvp_faa_rlx_##n(t *p, t v)                                                           \
+	{                                                                                                    \
+		return ck_pr_faa_##b(p, v);                                                                  \
+	}                                                                                                    \
 	static inline t kvp_faa_ar_##n(t *p, t v)                                                            \
 	{                                                                                                    \
 		ck_pr_fence_release();                                                                       \
@@ -113,14 +164,26 @@ static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struc
 		ck_pr_fence_memory();                                                                        \
 		return done_;                                                                                \
 	}
-static inline void kvp_fence_acq(void) { ck_pr_fence_acquire(); }
-static inline void kvp_fence_rel(void) { ck_pr_fence_release(); }
-static inline void kvp_fence_sc(void) { ck_pr_fence_memory(); }
-static inline void kvp_pause(void) { ck_pr_stall(); }
+static inline void kvp_fence_acq(void)
+{
+	ck_pr_fence_acquire();
+}
+static inline void kvp_fence_rel(void)
+{
+	ck_pr_fence_release();
+}
+static inline void kvp_fence_sc(void)
+{
+	ck_pr_fence_memory();
+}
+static inline void kvp_pause(void)
+{
+	ck_pr_stall();
+}
 /* kvp_cas_u128 replaces *p by v if it equals *want; otherwise loads *p into *want. Full barrier. */
 static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struct kvp_u128 v)
 {
-	uint64_t w[2] = { want->lo, want->hi }, n[2] = { v.lo, v.hi }, old[2];
+	uint64_t w[2] = {want->lo, want->hi}, n[2] = {v.lo, v.hi}, old[2];
 	ck_pr_fence_memory();
 	bool done_ = ck_pr_cas_64_2_value((uint64_t *)(void *)p, w, n, old);
 	ck_pr_fence_memory();
@@ -148,11 +211,11 @@ static inline void kvp_add_sw_u64(uint64_t *p, uint64_t v)
 	kvp_st_rlx_u64(p, kvp_ld_rlx_u64(p) + v);
 }
 
-/* kvp_ld_u128 reads a pair as lo, hi, lo until lo is stable (at most 8 tries): the caller's CAS decides whether
- * the two halves belonged together. */
+/* kvp_ld_u128 reads a pair as lo, hi, lo until lo is stable (at most 8 tries): the caller's CAS decides
+ * whether the two halves belonged together. */
 static inline struct kvp_u128 kvp_ld_u128(const struct kvp_u128 *p)
 {
-	struct kvp_u128 v = { 0, 0 };
+	struct kvp_u128 v = {0, 0};
 	for (int i = 0; i < 8; i++) {
 		v.lo = kvp_ld_acq_u64(&p->lo);
 		v.hi = kvp_ld_acq_u64(&p->hi);

@@ -35,10 +35,10 @@ const char *kvp_strerror(int code);
 
 /* Exit codes of every daemon (the supervisor decides by them). */
 #define KVP_EXIT_OK 0
-#define KVP_EXIT_CONFIG 2    /* bad configuration: not restarted */
-#define KVP_EXIT_DEPEND 69   /* a dependency is missing */
-#define KVP_EXIT_CORRUPT 70  /* an invariant is broken: the region is rebuilt */
-#define KVP_EXIT_AGAIN 75    /* try again */
+#define KVP_EXIT_CONFIG 2   /* bad configuration: not restarted */
+#define KVP_EXIT_DEPEND 69  /* a dependency is missing */
+#define KVP_EXIT_CORRUPT 70 /* an invariant is broken: the region is rebuilt */
+#define KVP_EXIT_AGAIN 75   /* try again */
 
 /* KVP_ASSERT stays compiled in (caller bug: abort with the place); KVP_DASSERT is for hot paths. */
 void kvp_assert_failed(const char *expr, const char *file, int line) __attribute__((noreturn, cold));
