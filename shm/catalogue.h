@@ -23,6 +23,7 @@
 #ifndef KVP_SHM_CATALOGUE_H
 #define KVP_SHM_CATALOGUE_H
 
+#include <kvpick/types.h>
 #include "shm/obj.h"
 
 #define KVP_CAT_NAME_MAX 1024    /* bytes of a model or group name or an endpoint, without the final 0 */
@@ -34,7 +35,6 @@
 #define KVP_INDEX_NONE UINT32_MAX /* index_slot of a rank beyond the index capacity */
 #define KVP_PART_NONE UINT32_MAX
 
-enum kvp_part_role { KVP_PART_AGGREGATED, KVP_PART_PREFILL, KVP_PART_DECODE, KVP_PART_ROLE_CNT };
 enum kvp_lifecycle {
 	KVP_LIFE_INCOMPLETE,
 	KVP_LIFE_SCHEDULABLE,

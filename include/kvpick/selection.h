@@ -1,0 +1,178 @@
+/* kvpick/selection.h — choose a worker for a prompt, book its load, give it back: the in-process interface
+ * that every face (HTTP, ext_proc, embedding programs) calls.
+ *
+ * Shape      one opaque handle per thread; plain request and answer structs; all pointers borrowed for the
+ *            call. 64-bit hashes are bit patterns (the HTTP API shows them signed).
+ * Truth      the region: catalogue, tree, reservations. The handle holds scratch memory and settings only.
+ * Who        one thread per handle; any number of handles and processes on one node.
+ * Blocks     never: no lock, no wait on another process, bounded retries.
+ * Errors     each call returns an HTTP status number (200, 201, 400, 404, 409, 429, 500, 503) and, for 4xx
+ *            and 5xx, a text that names the field in the handle's error buffer (kvp_selection_error).
+ * Crash      a caller killed inside a call leaves a claimed or pending reservation under its owner number;
+ *            the sweep of that owner finishes or undoes it (shm/sweep.h). Settled HTTP bookings stay.
+ * Proved by  tests/t_select.c, tests/s_selection.t
+ */
+#ifndef KVPICK_SELECTION_H
+#define KVPICK_SELECTION_H
+
+#include <kvpick/hash.h>
+#include <kvpick/types.h>
+#include <stdint.h>
+
+struct kvp_selection;
+
+#define KVP_SELECTION_ID_MAX 4096 /* bytes of a selection id */
+#define KVP_NAME_MAX 1024	  /* bytes of model, group, LoRA name, salt, endpoint */
+#define KVP_SESSION_ID_MAX 256	  /* bytes of a session id */
+#define KVP_DP_SHOWN_MAX 4096	  /* ranks of one worker listed in an overlap summary */
+
+enum kvp_prompt_form {
+	KVP_PROMPT_NONE,   /* neither tokens nor hashes were given */
+	KVP_PROMPT_TOKENS, /* token, token_cnt, mm, mm_cnt */
+	KVP_PROMPT_HASHES  /* block_hash, seq_hash, isl_tok */
+};
+
+struct kvp_prompt {
+	enum kvp_prompt_form form;
+	const uint32_t *token;
+	uint32_t token_cnt;
+	const struct kvp_hash_mm *mm; /* one entry a block, NULL = no multimodal objects */
+	uint32_t mm_cnt;
+	const uint64_t *block_hash; /* NULL = absent */
+	uint32_t block_hash_cnt;
+	const uint64_t *seq_hash; /* NULL = absent */
+	uint32_t seq_hash_cnt;
+	enum kvp_tristate has_isl;
+	uint64_t isl_tok;
+	struct kvp_str lora, salt;
+	enum kvp_tristate eagle; /* KVP_UNSET = the partition's */
+};
+
+/* Values that replace the configured ones for one request. NaN = not given. */
+struct kvp_override {
+	double overlap_score_credit;
+	double prefill_load_scale;
+	double temperature;
+	double shared_cache_multiplier;
+	enum kvp_tristate assume_kv_reuse;
+	enum kvp_tristate track_prefill_tokens;
+};
+
+struct kvp_taint_pref {
+	struct kvp_str taint;
+	float weight;
+};
+
+struct kvp_select_request {
+	enum kvp_part_role role;
+	struct kvp_str model, group;
+	struct kvp_str selection_id; /* absent: select has none, select_and_reserve makes a UUID */
+	struct kvp_prompt prompt;
+	struct kvp_override override;
+	uint32_t expected_output_tok; /* 0 = not given */
+	enum kvp_tristate has_pinned;
+	uint64_t pinned_worker_id;
+	uint32_t pinned_dp_rank;
+	const uint64_t *allowed_worker_id; /* NULL = all; with allowed_cnt 0 and not NULL: nobody */
+	uint32_t allowed_cnt;
+	const struct kvp_str *required_taint;
+	uint32_t required_cnt;
+	const struct kvp_taint_pref *preferred_taint;
+	uint32_t preferred_cnt;
+};
+
+/* Matched tokens of the chosen worker, cumulative over tiers. */
+struct kvp_overlap_summary {
+	uint32_t longest_matched_tok, gpu_tok, cpu_tok, disk_tok;
+	const uint32_t *dp_rank; /* every rank of the worker, ascending */
+	const uint32_t *dp_tok;	 /* device-tier tokens of that rank */
+	uint32_t dp_cnt;
+};
+
+/* Pointers stay valid until the next call on the handle. */
+struct kvp_select_answer {
+	struct kvp_str selection_id; /* ptr NULL = none */
+	uint64_t worker_id;
+	uint32_t dp_rank;
+	const char *endpoint;
+	uint32_t block_size;
+	struct kvp_overlap_summary overlap;
+	uint64_t effective_prefill_tok;
+	uint64_t potential_decode_blk;
+	enum kvp_tristate decode_busy; /* KVP_UNSET = threshold or capacity unknown */
+	const uint64_t *seq_hash;      /* tracking hashes booked (select_and_reserve) */
+	uint32_t seq_cnt;
+	uint64_t isl_tok;
+	enum kvp_tristate track_prefill_tokens;
+};
+
+struct kvp_reserve_request {
+	struct kvp_str model, group, selection_id;
+	uint64_t worker_id;
+	uint32_t dp_rank;
+	struct kvp_prompt prompt;
+	struct kvp_override override;
+	uint32_t expected_output_tok;
+	enum kvp_tristate has_effective_prefill;
+	uint64_t effective_prefill_tok;
+	enum kvp_tristate track_prefill_tokens;
+};
+
+struct kvp_load_row {
+	uint64_t worker_id;
+	uint32_t dp_rank;
+	uint64_t prefill_tok;
+	uint64_t decode_blk;
+	uint64_t active_requests;
+};
+
+struct kvp_overlap_row {
+	uint64_t worker_id;
+	uint32_t dp_rank;
+	uint32_t device_blk, host_ext_blk, disk_ext_blk;
+	double router_credit_blk;
+};
+
+/* kvp_selection_select chooses without booking; kvp_selection_select_and_reserve also books atomically.
+ *
+ * return  200 with a filled; 400 prompt or argument (text names the member), 409 the id is live or being
+ * booked, 500 the chosen worker vanished, 503 no schedulable worker, nothing eligible, or table full.
+ */
+int kvp_selection_select(
+	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a);
+int kvp_selection_select_and_reserve(
+	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a);
+
+/* kvp_selection_reserve books a named worker and rank, without a choice and without a queue (explicit form).
+ * return  201 with a->endpoint, worker_id, dp_rank filled; 400, 404 worker or rank, 409, 503.
+ */
+int kvp_selection_reserve(
+	struct kvp_selection *s, const struct kvp_reserve_request *q, struct kvp_select_answer *a);
+
+/* Lifecycle of a live booking: 200, or 404 when the id is unknown, in flight, freed or expired.
+ * kvp_selection_output_block: fraction NULL = none; outside [0,1] or NaN is 400, checked before the id. */
+int kvp_selection_prefill_complete(struct kvp_selection *s, struct kvp_str id);
+int kvp_selection_output_block(struct kvp_selection *s, struct kvp_str id, const double *fraction);
+int kvp_selection_free(struct kvp_selection *s, struct kvp_str id);
+
+/* kvp_selection_loads fills up to cap rows (active load of every schedulable rank of a partition, sorted by
+ * worker and rank); *cnt is the number there are. 200, or 404 unknown partition. */
+int kvp_selection_loads(struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model,
+	struct kvp_str group, struct kvp_load_row *row, uint32_t cap, uint32_t *cnt);
+
+/* kvp_selection_potential_loads: the same with the prompt added. 200, 400, 503. */
+int kvp_selection_potential_loads(struct kvp_selection *s, const struct kvp_select_request *q,
+	struct kvp_load_row *row, uint32_t cap, uint32_t *cnt);
+
+/* kvp_selection_overlap_scores: cached blocks of every schedulable rank for a prompt. 200, 400, 503. */
+int kvp_selection_overlap_scores(struct kvp_selection *s, const struct kvp_select_request *q,
+	struct kvp_overlap_row *row, uint32_t cap, uint32_t *cnt, uint32_t *block_size, uint32_t *num_blk);
+
+/* kvp_selection_schedulable counts the schedulable workers of all aggregated partitions. */
+uint32_t kvp_selection_schedulable(struct kvp_selection *s);
+
+/* kvp_selection_error is the text of the last non-2xx answer; never NULL. */
+const char *kvp_selection_error(const struct kvp_selection *s);
+
+void kvp_selection_close(struct kvp_selection *s);
+#endif
