@@ -31,8 +31,7 @@ struct kvp_hash_mm {
 };
 
 /* Token ids that stand for media in a prompt; a block whose runs of them fit its objects is hashed with the
- * objects' pad values in their place (what SGLang caches under). Both unset: the objects are always appended.
- */
+ * objects' pad values in their place (what SGLang caches under). Both unset: always appended. */
 enum kvp_hash_placeholder_set { KVP_HASH_PLACEHOLDER_UNSET, KVP_HASH_PLACEHOLDER_SET };
 struct kvp_hash_placeholder {
 	enum kvp_hash_placeholder_set image_set, video_set;
