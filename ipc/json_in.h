@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define KVP_JSON_DEPTH_MAX 128         /* nested objects and arrays */
-#define KVP_JSON_SLACK_BYTES 32        /* readable bytes behind an input that saves the copy */
+#define KVP_JSON_SLACK_BYTES 64        /* readable bytes behind an input that saves the copy */
 #define KVP_JSON_LEN_MAX (1ull << 30)  /* longest text */
 
 enum kvp_json_slack {
@@ -98,9 +98,9 @@ int kvp_json_getn(struct kvp_json_val obj, const char *key, size_t key_len, stru
 size_t kvp_json_len(struct kvp_json_val v);
 
 /* Iteration, objects and arrays alike:
- *	struct kvp_json_iter it = kvp_json_iter(v);
+ *	struct kvp_json_iter it = kvp_json_each(v);
  *	while (kvp_json_next(&it)) use(it.key, it.key_len, it.val);
- * kvp_json_iter of a value that is neither yields nothing. key is NULL in arrays. Each member of an object
+ * kvp_json_each of a value that is neither yields nothing. key is NULL in arrays. Each member of an object
  * comes in the order of the text, duplicates included. */
 struct kvp_json_iter {
 	struct kvp_json_val val;
@@ -110,7 +110,7 @@ struct kvp_json_iter {
 	size_t next, end;
 	int is_obj;
 };
-struct kvp_json_iter kvp_json_iter(struct kvp_json_val v);
+struct kvp_json_iter kvp_json_each(struct kvp_json_val v);
 int kvp_json_next(struct kvp_json_iter *it);
 
 /* Whole arrays of integers into out[cap], one call. The only functions that set an out-parameter on failure:
