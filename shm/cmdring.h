@@ -29,7 +29,7 @@
 
 enum kvp_cmd_type {
 	KVP_CMD_NONE,
-	KVP_CMD_PING,          /* payload is given back as the reply */
+	KVP_CMD_PING,	       /* payload is given back as the reply */
 	KVP_CMD_WORKER_POST,   /* payload: JSON body; reply: JSON */
 	KVP_CMD_WORKER_PATCH,  /* worker_id and JSON body */
 	KVP_CMD_WORKER_DELETE, /* worker_id */
@@ -37,14 +37,14 @@ enum kvp_cmd_type {
 };
 
 struct kvp_cmd_cell {
-	uint64_t word;      /* owner << 32 | use count << 8 | state; changed by compare-and-swap only */
+	uint64_t word;	    /* owner << 32 | use count << 8 | state; changed by compare-and-swap only */
 	uint64_t ticket;    /* order among posted commands; producer, before POSTED */
 	uint64_t worker_id; /* argument of the command; producer sets it between begin and post */
 	uint64_t arg[4];    /* further arguments, meaning by type; producer */
-	uint32_t type;      /* enum kvp_cmd_type; kvp_cmd_post */
-	uint32_t len;       /* payload bytes; kvp_cmd_post */
+	uint32_t type;	    /* enum kvp_cmd_type; kvp_cmd_post */
+	uint32_t len;	    /* payload bytes; kvp_cmd_post */
 	uint32_t attempt;   /* times a consumer took it; above 1: a consumer died while it had it */
-	int32_t status;     /* reply: KVP_OK or an error or a status of the command's own; consumer */
+	int32_t status;	    /* reply: KVP_OK or an error or a status of the command's own; consumer */
 	uint32_t reply_len; /* reply bytes; consumer */
 	uint32_t pad[11];
 } __attribute__((aligned(128)));
@@ -61,8 +61,8 @@ int kvp_cmdring_new(void *mem, const struct kvp_geom *g);
 int kvp_cmdring_join(void *mem, const struct kvp_geom *g, struct kvp_cmdring *out);
 void kvp_cmdring_leave(struct kvp_cmdring *r);
 int kvp_cmdring_delete(void *mem);
-/* kvp_cmdring_check counts states, owners, types, lengths and tickets that cannot be. Meaningful at any time: a
- * cell that changes while it is looked at is looked at again. */
+/* kvp_cmdring_check counts states, owners, types, lengths and tickets that cannot be. Meaningful at any
+ * time: a cell that changes while it is looked at is looked at again. */
 uint64_t kvp_cmdring_check(const struct kvp_cmdring *r);
 
 /* --- producer
