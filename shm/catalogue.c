@@ -11,23 +11,23 @@ _Static_assert(sizeof(struct kvp_cat_worker_shm) == 64, "one line a worker");
 static uint32_t cat_layout_hash(void)
 {
 	static const size_t word[] = {
-	        sizeof(struct kvp_cat_shm),
-	        offsetof(struct kvp_cat_shm, part_cnt),
-	        offsetof(struct kvp_cat_shm, part_hash),
-	        sizeof(struct kvp_cat_part_shm),
-	        offsetof(struct kvp_cat_part_shm, key_salt),
-	        offsetof(struct kvp_cat_part_shm, model),
-	        sizeof(struct kvp_cat_worker_shm),
-	        offsetof(struct kvp_cat_worker_shm, record),
-	        sizeof(struct kvp_cat_rank_shm),
-	        offsetof(struct kvp_cat_rank_shm, index_slot),
-	        sizeof(struct kvp_cat_index_shm),
-	        sizeof(struct kvp_rank_view),
-	        offsetof(struct kvp_rank_view, taint_off),
-	        offsetof(struct kvp_cat_view_shm, rank),
-	        sizeof(struct kvp_cat_record_shm),
-	        offsetof(struct kvp_cat_record_shm, json),
-	        offsetof(struct kvp_cat_worker_info, endpoint),
+		sizeof(struct kvp_cat_shm),
+		offsetof(struct kvp_cat_shm, part_cnt),
+		offsetof(struct kvp_cat_shm, part_hash),
+		sizeof(struct kvp_cat_part_shm),
+		offsetof(struct kvp_cat_part_shm, key_salt),
+		offsetof(struct kvp_cat_part_shm, model),
+		sizeof(struct kvp_cat_worker_shm),
+		offsetof(struct kvp_cat_worker_shm, record),
+		sizeof(struct kvp_cat_rank_shm),
+		offsetof(struct kvp_cat_rank_shm, index_slot),
+		sizeof(struct kvp_cat_index_shm),
+		sizeof(struct kvp_rank_view),
+		offsetof(struct kvp_rank_view, taint_off),
+		offsetof(struct kvp_cat_view_shm, rank),
+		sizeof(struct kvp_cat_record_shm),
+		offsetof(struct kvp_cat_record_shm, json),
+		offsetof(struct kvp_cat_worker_info, endpoint),
 	};
 	return kvp_obj_hash(word, sizeof(word) / sizeof(word[0]));
 }
@@ -48,9 +48,9 @@ static uint64_t cat_plan(const struct kvp_geom *g, struct kvp_cat_shm *p)
 	for (p->bucket_cnt = 64; p->bucket_cnt < p->worker_max;)
 		p->bucket_cnt *= 2;
 	p->view_bytes = kvp_align_up(sizeof(struct kvp_cat_view_shm) +
-	                                     (uint64_t)p->rank_max * sizeof(struct kvp_rank_view) +
-	                                     8ull * p->taint_max,
-	        KVP_PAGE);
+						(uint64_t)p->rank_max * sizeof(struct kvp_rank_view) +
+						8ull * p->taint_max,
+		KVP_PAGE);
 	uint64_t off = sizeof(*p);
 	p->off_part = off = kvp_align_up(off, KVP_PAGE);
 	off += (uint64_t)p->part_max * sizeof(struct kvp_cat_part_shm);
@@ -109,21 +109,21 @@ int kvp_catalogue_join(void *mem, const struct kvp_geom *g, struct kvp_cat *out)
 	/* Offsets are taken from the plan, not from memory: the geometry is what the caller has checked. */
 	uint8_t *base = mem;
 	*out = (struct kvp_cat){
-	        .shm = shm,
-	        .part = (struct kvp_cat_part_shm *)(void *)(base + plan.off_part),
-	        .worker = (struct kvp_cat_worker_shm *)(void *)(base + plan.off_worker),
-	        .rank = (struct kvp_cat_rank_shm *)(void *)(base + plan.off_rank),
-	        .index = (struct kvp_cat_index_shm *)(void *)(base + plan.off_index),
-	        .bucket = (uint32_t *)(void *)(base + plan.off_bucket),
-	        .view = base + plan.off_view,
-	        .record = base + plan.off_record,
-	        .view_bytes = plan.view_bytes,
-	        .part_max = plan.part_max,
-	        .worker_max = plan.worker_max,
-	        .rank_max = plan.rank_max,
-	        .index_max = plan.index_max,
-	        .taint_max = plan.taint_max,
-	        .bucket_mask = plan.bucket_cnt - 1,
+		.shm = shm,
+		.part = (struct kvp_cat_part_shm *)(void *)(base + plan.off_part),
+		.worker = (struct kvp_cat_worker_shm *)(void *)(base + plan.off_worker),
+		.rank = (struct kvp_cat_rank_shm *)(void *)(base + plan.off_rank),
+		.index = (struct kvp_cat_index_shm *)(void *)(base + plan.off_index),
+		.bucket = (uint32_t *)(void *)(base + plan.off_bucket),
+		.view = base + plan.off_view,
+		.record = base + plan.off_record,
+		.view_bytes = plan.view_bytes,
+		.part_max = plan.part_max,
+		.worker_max = plan.worker_max,
+		.rank_max = plan.rank_max,
+		.index_max = plan.index_max,
+		.taint_max = plan.taint_max,
+		.bucket_mask = plan.bucket_cnt - 1,
 	};
 	return KVP_OK;
 }
@@ -144,7 +144,7 @@ int kvp_catalogue_delete(void *mem)
 /* -- partitions -- */
 
 uint64_t kvp_cat_part_hash(const struct kvp_cat_shm *shm, enum kvp_part_role role, const char *model,
-        uint32_t model_len, const char *group, uint32_t group_len)
+	uint32_t model_len, const char *group, uint32_t group_len)
 {
 	uint64_t word[4] = {shm->salt[0], shm->salt[1], 0, 0};
 	word[2] = XXH3_64bits_withSeed(model, model_len, (uint64_t)role);
@@ -153,7 +153,7 @@ uint64_t kvp_cat_part_hash(const struct kvp_cat_shm *shm, enum kvp_part_role rol
 }
 
 int kvp_cat_part_find(const struct kvp_cat *cat, enum kvp_part_role role, const char *model,
-        uint32_t model_len, const char *group, uint32_t group_len, uint32_t *part)
+	uint32_t model_len, const char *group, uint32_t group_len, uint32_t *part)
 {
 	uint32_t cnt = kvp_cat_part_cnt(cat);
 	uint64_t hash = kvp_cat_part_hash(cat->shm, role, model, model_len, group, group_len);
@@ -269,14 +269,14 @@ uint32_t kvp_cat_schedulable_cnt(const struct kvp_cat *cat, enum kvp_part_role r
 static uint32_t worker_walk(const struct kvp_cat *cat, uint64_t worker_id)
 {
 	uint32_t link =
-	        kvp_ld_acq_u32(&cat->bucket[kvp_cat_bucket(cat, worker_id)]); /* pairs with: worker_link */
+		kvp_ld_acq_u32(&cat->bucket[kvp_cat_bucket(cat, worker_id)]); /* pairs with: worker_link */
 	for (uint32_t step = 0; link && step < cat->worker_max; step++) {
 		uint32_t idx = link - 1;
 		if (idx >= cat->worker_max)
 			return UINT32_MAX;
 		const struct kvp_cat_worker_shm *ws = &cat->worker[idx];
 		if (kvp_ld_acq_u32(&ws->state) == KVP_CAT_WORKER_LIVE &&
-		        kvp_ld_rlx_u64(&ws->worker_id) == worker_id)
+			kvp_ld_rlx_u64(&ws->worker_id) == worker_id)
 			return idx;
 		link = kvp_ld_acq_u32(&ws->next);
 	}
@@ -319,7 +319,7 @@ static void worker_copy(struct kvp_cat_worker_info *out, const struct kvp_cat_wo
 }
 
 int kvp_cat_worker_read(const struct kvp_cat *cat, uint32_t idx, struct kvp_cat_worker_info *out, char *json,
-        uint32_t cap, uint32_t *len)
+	uint32_t cap, uint32_t *len)
 {
 	if (idx >= cat->worker_max)
 		return KVP_ERR_INVAL;
@@ -377,13 +377,13 @@ int kvp_cat_rank_info(const struct kvp_cat *cat, uint32_t rank_slot, struct kvp_
 		return KVP_ERR_NOTFOUND;
 	const struct kvp_cat_rank_shm *r = &cat->rank[rank_slot];
 	struct kvp_cat_rank_info info = {
-	        .worker_id = kvp_ld_rlx_u64(&r->worker_id),
-	        .dp_rank = kvp_ld_rlx_u32(&r->dp_rank),
-	        .rank_slot = rank_slot,
-	        .rank_gen = gen,
-	        .index_slot = kvp_ld_rlx_u32(&r->index_slot),
-	        .worker_idx = kvp_ld_rlx_u32(&r->worker_idx),
-	        .part = kvp_ld_rlx_u32(&r->part),
+		.worker_id = kvp_ld_rlx_u64(&r->worker_id),
+		.dp_rank = kvp_ld_rlx_u32(&r->dp_rank),
+		.rank_slot = rank_slot,
+		.rank_gen = gen,
+		.index_slot = kvp_ld_rlx_u32(&r->index_slot),
+		.worker_idx = kvp_ld_rlx_u32(&r->worker_idx),
+		.part = kvp_ld_rlx_u32(&r->part),
 	};
 	if (info.index_slot != KVP_INDEX_NONE)
 		info.index_gen = kvp_cat_index_gen(cat, info.index_slot);
@@ -423,7 +423,7 @@ static void check_slots(const struct kvp_cat *cat, uint64_t *cnt)
 		if (!(r->gen & 1) || r->index_slot == KVP_INDEX_NONE)
 			continue;
 		if (r->index_slot >= cat->index_max || cat->index[r->index_slot].rank_slot != i ||
-		        !(cat->index[r->index_slot].gen & 1))
+			!(cat->index[r->index_slot].gen & 1))
 			fault(cnt, "rank slot without its index slot", i);
 	}
 	for (uint32_t i = 0; i < cat->index_max; i++) {
@@ -431,7 +431,7 @@ static void check_slots(const struct kvp_cat *cat, uint64_t *cnt)
 		if (!(x->gen & 1))
 			continue;
 		if (x->rank_slot >= cat->rank_max || !(cat->rank[x->rank_slot].gen & 1) ||
-		        cat->rank[x->rank_slot].index_slot != i)
+			cat->rank[x->rank_slot].index_slot != i)
 			fault(cnt, "index slot without its rank slot", i);
 	}
 }
@@ -454,7 +454,7 @@ static void check_workers(const struct kvp_cat *cat, uint64_t *cnt)
 	for (uint32_t b = 0; b <= cat->bucket_mask; b++) {
 		uint32_t link = cat->bucket[b], step = 0;
 		for (; link && link <= cat->worker_max && step++ < cat->worker_max;
-		        link = cat->worker[link - 1].next)
+			link = cat->worker[link - 1].next)
 			linked++;
 		if (link)
 			fault(cnt, "endless chain", b);
@@ -481,7 +481,7 @@ static void check_view(const struct kvp_cat *cat, uint32_t part, uint64_t *cnt)
 			fault(cnt, "taints outside the view", i);
 		const struct kvp_rank_view *p = i ? r - 1 : NULL;
 		if (p && (p->worker_id > r->worker_id ||
-		                 (p->worker_id == r->worker_id && p->dp_rank >= r->dp_rank)))
+					(p->worker_id == r->worker_id && p->dp_rank >= r->dp_rank)))
 			fault(cnt, "view not sorted", i);
 	}
 }

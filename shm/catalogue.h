@@ -22,7 +22,6 @@
  *            removed. Rank slots in use by no schedulable worker are found by the indexer
  *            (kvp_cat_rank_info) and freed.
  * Proved by  tests/t_catalogue.c, tests/torture/x_catalogue.c
- *
  */
 #ifndef KVP_SHM_CATALOGUE_H
 #define KVP_SHM_CATALOGUE_H
@@ -30,10 +29,9 @@
 #include <kvpick/types.h>
 #include "shm/obj.h"
 
-#define KVP_CAT_NAME_MAX 1024     /* bytes of a model or group name or an endpoint, without the final 0 */
+#define KVP_CAT_NAME_MAX 1024	  /* bytes of a model or group name or an endpoint, without the final 0 */
 #define KVP_CAT_RECORD_MAX 65536  /* bytes of a worker record's JSON text */
-#define KVP_CAT_WORKER_SPARE 1024 /* worker slots beyond rank_max: records of workers that got no rank slot  \
-	                           */
+#define KVP_CAT_WORKER_SPARE 1024 /* worker slots beyond rank_max: workers that got no rank slot */
 #define KVP_CAT_TAINT_PER_RANK 4  /* taints of a view: this times rank_max, plus KVP_CAT_TAINT_SPARE */
 #define KVP_CAT_TAINT_SPARE 8192
 #define KVP_CAT_RETRY_MAX 1000
@@ -59,16 +57,16 @@ struct kvp_part_info {
 /* One eligible rank. Sorted by (worker_id, dp_rank) in a view. */
 struct kvp_rank_view {
 	uint64_t worker_id;
-	uint32_t dp_rank;                /* global data-parallel rank */
-	uint32_t rank_slot;              /* load and booking slot, < rank_max, dense over the node */
-	uint32_t rank_gen;               /* odd */
-	uint32_t index_slot;             /* < index_rank_max, or KVP_INDEX_NONE */
-	uint32_t index_gen;              /* odd; 0 with KVP_INDEX_NONE */
-	uint32_t worker_idx;             /* < kvp_cat_worker_max */
+	uint32_t dp_rank;		 /* global data-parallel rank */
+	uint32_t rank_slot;		 /* load and booking slot, < rank_max, dense over the node */
+	uint32_t rank_gen;		 /* odd */
+	uint32_t index_slot;		 /* < index_rank_max, or KVP_INDEX_NONE */
+	uint32_t index_gen;		 /* odd; 0 with KVP_INDEX_NONE */
+	uint32_t worker_idx;		 /* < kvp_cat_worker_max */
 	uint64_t max_num_batched_tokens; /* 0 = absent */
-	uint64_t total_kv_blocks;        /* 0 = absent */
+	uint64_t total_kv_blocks;	 /* 0 = absent */
 	uint32_t taint_off,
-	        taint_cnt; /* part of the view's taint array, sorted hashes; see kvp_cat_view_taints */
+		taint_cnt; /* part of the view's taint array, sorted hashes; see kvp_cat_view_taints */
 	uint64_t reserved;
 };
 
@@ -101,7 +99,7 @@ struct kvp_cat { /* process-local handle */
 	struct kvp_cat_index_shm *index;
 	uint32_t *bucket;
 	uint8_t *view, *record; /* buffers of all views and of all records */
-	uint64_t view_bytes;    /* of one view buffer */
+	uint64_t view_bytes;	/* of one view buffer */
 	uint32_t part_max, worker_max, rank_max, index_max, taint_max, bucket_mask;
 };
 
@@ -131,7 +129,7 @@ uint64_t kvp_catalogue_check(const struct kvp_cat *cat);
  * once given out, stays right. kvp_cat_part_info copies its constant description; KVP_ERR_INVAL for an index
  * at or above kvp_cat_part_cnt. kvp_cat_part_get is the same without the names, for the request path. */
 int kvp_cat_part_find(const struct kvp_cat *cat, enum kvp_part_role role, const char *model,
-        uint32_t model_len, const char *group, uint32_t group_len, uint32_t *part);
+	uint32_t model_len, const char *group, uint32_t group_len, uint32_t *part);
 int kvp_cat_part_info(const struct kvp_cat *cat, uint32_t part, struct kvp_part_info *out);
 struct kvp_part_fixed {
 	enum kvp_part_role role;
@@ -164,7 +162,7 @@ uint32_t kvp_cat_worker_max(const struct kvp_cat *cat);
 int kvp_cat_worker_info(const struct kvp_cat *cat, uint32_t idx, struct kvp_cat_worker_info *out);
 int kvp_cat_worker_json(const struct kvp_cat *cat, uint32_t idx, char *buf, uint32_t cap, uint32_t *len);
 int kvp_cat_worker_read(const struct kvp_cat *cat, uint32_t idx, struct kvp_cat_worker_info *out, char *json,
-        uint32_t cap, uint32_t *len);
+	uint32_t cap, uint32_t *len);
 
 /* Current generation of a rank or index slot: odd while in use, 0 for a slot out of range. Load (acquire) it
  * after the work that depends on the slot and compare with what the view said. */
@@ -179,7 +177,7 @@ int kvp_cat_index_info(const struct kvp_cat *cat, uint32_t index_slot, struct kv
 struct kvp_cat_writer {
 	struct kvp_cat cat;
 	uint64_t *rank_used, *index_used, *worker_used; /* bitmaps, heap */
-	uint32_t rank_cnt, index_cnt, worker_cnt;       /* slots in use */
+	uint32_t rank_cnt, index_cnt, worker_cnt;	/* slots in use */
 };
 
 /* kvp_cat_w_open takes over as the writer (see Crash); the previous one is dead. KVP_ERR_SYS without memory.
@@ -191,27 +189,27 @@ void kvp_cat_w_close(struct kvp_cat_writer *w);
  * flag
  * (*part is set: ask kvp_cat_part_info), KVP_ERR_FULL, KVP_ERR_INVAL (block_size 0, names too long). */
 int kvp_cat_w_part(struct kvp_cat_writer *w, enum kvp_part_role role, const char *model, uint32_t model_len,
-        const char *group, uint32_t group_len, uint32_t block_size, uint32_t is_eagle, uint32_t *part);
+	const char *group, uint32_t group_len, uint32_t block_size, uint32_t is_eagle, uint32_t *part);
 
 /* kvp_cat_w_rank_take gives (worker_id, dp_rank) the lowest free rank slot, and an index slot while there is
  * one; fills slots and generations of out. KVP_ERR_FULL without a rank slot. kvp_cat_w_rank_drop ends the
  * use: call it after the view without the rank is published, its bookings are dropped and the tree is cleared
  * of it. */
 int kvp_cat_w_rank_take(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t dp_rank, uint32_t part,
-        uint32_t worker_idx, struct kvp_cat_rank_info *out);
+	uint32_t worker_idx, struct kvp_cat_rank_info *out);
 int kvp_cat_w_rank_drop(struct kvp_cat_writer *w, uint32_t rank_slot);
 
 /* kvp_cat_w_view publishes the eligible ranks of a partition: rank[] sorted by (worker_id, dp_rank), taint
  * ranges inside taint[]. KVP_ERR_FULL if there are more taints than fit (nothing published). One release
  * store. */
 int kvp_cat_w_view(struct kvp_cat_writer *w, uint32_t part, const struct kvp_rank_view *rank, uint32_t cnt,
-        const uint64_t *taint, uint32_t taint_cnt, uint32_t worker_cnt);
+	const uint64_t *taint, uint32_t taint_cnt, uint32_t worker_cnt);
 
 /* kvp_cat_w_worker_slot finds the slot of a worker or takes a free one (invisible until its first put).
  * KVP_ERR_FULL. kvp_cat_w_worker_put publishes a record in it: KVP_ERR_LIMIT for JSON over
  * KVP_CAT_RECORD_MAX. kvp_cat_w_worker_drop removes the worker; also gives a slot without a record back. */
 int kvp_cat_w_worker_slot(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t *idx);
 int kvp_cat_w_worker_put(struct kvp_cat_writer *w, uint32_t idx, const struct kvp_cat_worker_info *info,
-        const char *json, uint32_t len);
+	const char *json, uint32_t len);
 int kvp_cat_w_worker_drop(struct kvp_cat_writer *w, uint32_t idx);
 #endif

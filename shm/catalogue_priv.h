@@ -24,7 +24,7 @@ struct kvp_cat_shm {
 	uint32_t part_cnt;  /* partitions that exist; release store */
 	uint32_t part_max, worker_max, rank_max, index_max, taint_max, bucket_cnt, pad0; /* constant */
 	uint64_t off_part, off_worker, off_rank, off_index, off_bucket, off_view,
-	        off_record; /* from the header */
+		off_record; /* from the header */
 	uint64_t view_bytes;
 	uint64_t part_hash[KVP_PART_MAX];
 } __attribute__((aligned(64)));
@@ -76,14 +76,14 @@ struct kvp_cat_record_shm { /* one buffer of a record */
 } __attribute__((aligned(64)));
 
 uint64_t kvp_cat_part_hash(const struct kvp_cat_shm *shm, enum kvp_part_role role, const char *model,
-        uint32_t model_len, const char *group, uint32_t group_len);
+	uint32_t model_len, const char *group, uint32_t group_len);
 
 static inline uint32_t kvp_cat_bucket(const struct kvp_cat *cat, uint64_t worker_id)
 {
 	return (uint32_t)((worker_id * 0x9e3779b97f4a7c15ull) >> 32) & cat->bucket_mask;
 }
 static inline struct kvp_cat_view_shm *kvp_cat_view_buf(
-        const struct kvp_cat *cat, uint32_t part, uint64_t version)
+	const struct kvp_cat *cat, uint32_t part, uint64_t version)
 {
 	uint64_t i = 2ull * part + (version & 1);
 	return (struct kvp_cat_view_shm *)(void *)(cat->view + i * cat->view_bytes);
@@ -93,7 +93,7 @@ static inline uint64_t *kvp_cat_view_taint(const struct kvp_cat *cat, struct kvp
 	return (uint64_t *)(void *)(b->rank + cat->rank_max);
 }
 static inline struct kvp_cat_record_shm *kvp_cat_record_buf(
-        const struct kvp_cat *cat, uint32_t idx, uint64_t version)
+	const struct kvp_cat *cat, uint32_t idx, uint64_t version)
 {
 	uint64_t i = 2ull * idx + (version & 1);
 	return (struct kvp_cat_record_shm *)(void *)(cat->record + i * sizeof(struct kvp_cat_record_shm));

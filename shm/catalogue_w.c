@@ -77,7 +77,7 @@ static void worker_unlink(struct kvp_cat_writer *w, uint32_t idx)
 		kvp_st_rel_u32(at, kvp_ld_rlx_u32(&w->cat.worker[idx].next));
 	KVP_POINT("catalogue:unlink");
 	kvp_st_rel_u64(
-	        &shm->chain_seq, kvp_ld_rlx_u64(&shm->chain_seq) + 1); /* pairs with: kvp_cat_worker_find */
+		&shm->chain_seq, kvp_ld_rlx_u64(&shm->chain_seq) + 1); /* pairs with: kvp_cat_worker_find */
 	kvp_fence_rel(); /* chain_seq, before a later link of the slot */
 	kvp_st_rel_u32(&w->cat.worker[idx].state, KVP_CAT_WORKER_FREE);
 }
@@ -120,7 +120,7 @@ static void recover_slots(struct kvp_cat_writer *w)
 		if (!(x->gen & 1))
 			continue;
 		int owned = x->rank_slot < c->rank_max && (c->rank[x->rank_slot].gen & 1) &&
-		            c->rank[x->rank_slot].index_slot == i;
+				c->rank[x->rank_slot].index_slot == i;
 		if (!owned) { /* half taken, or half dropped: the tree holds nothing of it */
 			kvp_st_rel_u32(&x->gen, x->gen + 1);
 			continue;
@@ -157,7 +157,7 @@ void kvp_cat_w_close(struct kvp_cat_writer *w)
 /* -- partitions -- */
 
 int kvp_cat_w_part(struct kvp_cat_writer *w, enum kvp_part_role role, const char *model, uint32_t model_len,
-        const char *group, uint32_t group_len, uint32_t block_size, uint32_t is_eagle, uint32_t *part)
+	const char *group, uint32_t group_len, uint32_t block_size, uint32_t is_eagle, uint32_t *part)
 {
 	struct kvp_cat_shm *shm = w->cat.shm;
 	uint32_t idx;
@@ -192,7 +192,7 @@ int kvp_cat_w_part(struct kvp_cat_writer *w, enum kvp_part_role role, const char
 /* -- rank and index slots -- */
 
 int kvp_cat_w_rank_take(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t dp_rank, uint32_t part,
-        uint32_t worker_idx, struct kvp_cat_rank_info *out)
+	uint32_t worker_idx, struct kvp_cat_rank_info *out)
 {
 	struct kvp_cat *c = &w->cat;
 	uint32_t slot = bit_lowest_free(w->rank_used, c->rank_max);
@@ -207,7 +207,7 @@ int kvp_cat_w_rank_take(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t d
 	if (index != KVP_INDEX_NONE) {
 		kvp_st_rlx_u32(&c->index[index].rank_slot, slot);
 		kvp_st_rel_u32(
-		        &c->index[index].gen, c->index[index].gen + 1); /* pairs with: kvp_cat_index_gen */
+			&c->index[index].gen, c->index[index].gen + 1); /* pairs with: kvp_cat_index_gen */
 		bit_set(w->index_used, index);
 		w->index_cnt++;
 	}
@@ -237,7 +237,7 @@ int kvp_cat_w_rank_drop(struct kvp_cat_writer *w, uint32_t rank_slot)
 	KVP_POINT("catalogue:drop");
 	if (index < c->index_max) {
 		kvp_st_rel_u32(
-		        &c->index[index].gen, c->index[index].gen + 1); /* pairs with: kvp_cat_index_gen */
+			&c->index[index].gen, c->index[index].gen + 1); /* pairs with: kvp_cat_index_gen */
 		bit_clear(w->index_used, index);
 		w->index_cnt--;
 	}
@@ -248,7 +248,7 @@ int kvp_cat_w_rank_drop(struct kvp_cat_writer *w, uint32_t rank_slot)
 /* -- views -- */
 
 int kvp_cat_w_view(struct kvp_cat_writer *w, uint32_t part, const struct kvp_rank_view *rank, uint32_t cnt,
-        const uint64_t *taint, uint32_t taint_cnt, uint32_t worker_cnt)
+	const uint64_t *taint, uint32_t taint_cnt, uint32_t worker_cnt)
 {
 	struct kvp_cat *c = &w->cat;
 	if (part >= kvp_cat_part_cnt(c))
@@ -302,7 +302,7 @@ int kvp_cat_w_worker_slot(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t
 }
 
 int kvp_cat_w_worker_put(struct kvp_cat_writer *w, uint32_t idx, const struct kvp_cat_worker_info *info,
-        const char *json, uint32_t len)
+	const char *json, uint32_t len)
 {
 	if (idx >= w->cat.worker_max)
 		return KVP_ERR_INVAL;

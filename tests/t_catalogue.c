@@ -10,21 +10,21 @@
 #include "tests/tap.h"
 
 static const struct kvp_geom geom = {.slot_max = 16,
-        .rank_max = 96,
-        .index_rank_max = 64,
-        .resv_max = 64,
-        .block_max = 10000,
-        .active_block_max = 1024,
-        .queued_max = 16,
-        .part_max = 4,
-        .region_gen = 7,
-        .salt = {0x1234, 0x5678}};
+	.rank_max = 96,
+	.index_rank_max = 64,
+	.resv_max = 64,
+	.block_max = 10000,
+	.active_block_max = 1024,
+	.queued_max = 16,
+	.part_max = 4,
+	.region_gen = 7,
+	.salt = {0x1234, 0x5678}};
 
 static void *shared_new(struct kvp_cat *cat)
 {
 	uint64_t bytes = kvp_catalogue_footprint(&geom);
 	void *mem =
-	        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (mem == MAP_FAILED || kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, cat))
 		exit(1);
 	return mem;
@@ -57,26 +57,26 @@ static void test_parts(struct kvp_cat_writer *w)
 	uint32_t a, b, c, x = 99;
 	struct kvp_part_info info;
 	ok(kvp_cat_w_part(w, KVP_PART_AGGREGATED, "m", 1, "g", 1, 16, 0, &a) == KVP_OK,
-	        "a partition is created");
+		"a partition is created");
 	ok(kvp_cat_w_part(w, KVP_PART_DECODE, "m", 1, "g", 1, 32, 1, &b) == KVP_OK && b != a,
-	        "role is part of the key");
+		"role is part of the key");
 	ok(kvp_cat_w_part(w, KVP_PART_AGGREGATED, "mg", 2, "", 0, 16, 0, &c) == KVP_OK && c != a,
-	        "names are not joined");
+		"names are not joined");
 	ok(kvp_cat_w_part(w, KVP_PART_AGGREGATED, "m", 1, "g", 1, 16, 0, &x) == KVP_OK && x == a,
-	        "creation is idempotent");
+		"creation is idempotent");
 	ok(kvp_cat_w_part(w, KVP_PART_AGGREGATED, "m", 1, "g", 1, 64, 0, &x) == KVP_ERR_EXISTS && x == a,
-	        "another block size is a mismatch");
+		"another block size is a mismatch");
 	ok(kvp_cat_w_part(w, KVP_PART_AGGREGATED, "m", 1, "g", 1, 16, 1, &x) == KVP_ERR_EXISTS,
-	        "another eagle flag is a mismatch");
+		"another eagle flag is a mismatch");
 	ok(kvp_cat_w_part(w, KVP_PART_AGGREGATED, "z", 1, "g", 1, 0, 0, &x) == KVP_ERR_INVAL,
-	        "block size 0 is refused");
+		"block size 0 is refused");
 	ok(kvp_cat_w_part(w, KVP_PART_PREFILL, "m", 1, "g", 1, 1, 0, &x) == KVP_OK,
-	        "the last partition fits");
+		"the last partition fits");
 	ok(kvp_cat_w_part(w, KVP_PART_PREFILL, "n", 1, "g", 1, 1, 0, &x) == KVP_ERR_FULL, "one more is FULL");
 	ok(kvp_cat_part_find(&w->cat, KVP_PART_DECODE, "m", 1, "g", 1, &x) == KVP_OK && x == b,
-	        "find by role and names");
+		"find by role and names");
 	ok(kvp_cat_part_find(&w->cat, KVP_PART_DECODE, "m", 1, "h", 1, &x) == KVP_ERR_NOTFOUND,
-	        "unknown names are NOTFOUND");
+		"unknown names are NOTFOUND");
 	kvp_cat_part_info(&w->cat, b, &info);
 	is_u64(info.block_size, 32, "info: block size");
 	is_u64(info.is_eagle, 1, "info: eagle");
@@ -88,21 +88,21 @@ static void test_parts(struct kvp_cat_writer *w)
 }
 
 static int publish(struct kvp_cat_writer *w, uint32_t part, uint64_t mark, uint32_t cnt,
-        const struct kvp_cat_rank_info *slot)
+	const struct kvp_cat_rank_info *slot)
 {
 	struct kvp_rank_view rank[96] = {0};
 	uint64_t taint[3] = {mark, mark + 1, mark + 2};
 	for (uint32_t i = 0; i < cnt; i++) {
 		rank[i] = (struct kvp_rank_view){.worker_id = slot[i].worker_id,
-		        .dp_rank = slot[i].dp_rank,
-		        .rank_slot = slot[i].rank_slot,
-		        .rank_gen = slot[i].rank_gen,
-		        .index_slot = slot[i].index_slot,
-		        .index_gen = slot[i].index_gen,
-		        .worker_idx = slot[i].worker_idx,
-		        .total_kv_blocks = mark,
-		        .taint_off = 1,
-		        .taint_cnt = 2};
+			.dp_rank = slot[i].dp_rank,
+			.rank_slot = slot[i].rank_slot,
+			.rank_gen = slot[i].rank_gen,
+			.index_slot = slot[i].index_slot,
+			.index_gen = slot[i].index_gen,
+			.worker_idx = slot[i].worker_idx,
+			.total_kv_blocks = mark,
+			.taint_off = 1,
+			.taint_cnt = 2};
 	}
 	return kvp_cat_w_view(w, part, rank, cnt, taint, 3, cnt ? 1 : 0);
 }
@@ -116,27 +116,27 @@ static void test_views(struct kvp_cat_writer *w)
 	for (uint32_t i = 0; i < 3; i++)
 		kvp_cat_w_rank_take(w, 11, i, 0, 5, &slot[i]);
 	ok(kvp_cat_view_begin(&w->cat, 0, &v) == KVP_OK && v.cnt == 0,
-	        "a view before the first publication is empty");
+		"a view before the first publication is empty");
 	ok(publish(w, 0, 100, 3, slot) == KVP_OK, "a view is published");
 	ok(kvp_cat_version(&w->cat) != version, "publication moves the version");
 	ok(kvp_cat_view_valid(&w->cat, &v) == KVP_OK,
-	        "the empty view before stays valid over one publication");
+		"the empty view before stays valid over one publication");
 	kvp_cat_view_begin(&w->cat, 0, &old);
 	is_u64(old.cnt, 3, "all ranks are in it");
 	is_u64(old.rank[2].dp_rank, 2, "in order");
 	is_u64(kvp_cat_view_taints(&old, 1, &taint), 2, "taints of a rank");
 	is_u64(taint[0], 101, "first taint");
 	is_u64(kvp_cat_schedulable_cnt(&w->cat, KVP_PART_AGGREGATED), 1,
-	        "schedulable workers are counted by role");
+		"schedulable workers are counted by role");
 	is_u64(kvp_cat_schedulable_cnt(&w->cat, KVP_PART_DECODE), 0, "and not in another role");
 	publish(w, 0, 200, 2, slot);
 	ok(kvp_cat_view_valid(&w->cat, &old) == KVP_OK && old.rank[0].total_kv_blocks == 100,
-	        "one publication later the old view still stands");
+		"one publication later the old view still stands");
 	publish(w, 0, 300, 1, slot);
 	ok(kvp_cat_view_valid(&w->cat, &old) == KVP_ERR_AGAIN, "two publications later it is not valid");
 	uint64_t many[1] = {0};
 	ok(kvp_cat_w_view(w, 0, NULL, 0, many, w->cat.taint_max + 1, 0) == KVP_ERR_FULL,
-	        "too many taints are FULL");
+		"too many taints are FULL");
 	kvp_cat_view_begin(&w->cat, 0, &v);
 	ok(v.cnt == 1 && v.rank[0].total_kv_blocks == 300, "and nothing was published");
 	is_u64(kvp_catalogue_check(&w->cat), 0, "sound with views");
@@ -157,11 +157,11 @@ static void test_slots(struct kvp_cat_writer *w)
 	is_u64(indexed, 64, "index slots go to the first ranks, the rest has none");
 	ok(kvp_cat_w_rank_take(w, 1, 1, 0, 0, &x) == KVP_ERR_FULL, "no rank slot left: FULL");
 	ok(kvp_cat_index_info(&w->cat, slot[5].index_slot, &x) == KVP_OK && x.worker_id == 5,
-	        "an index slot names its rank");
+		"an index slot names its rank");
 	ok((kvp_cat_rank_gen(&w->cat, 7) & 1) == 1, "a used slot has an odd generation");
 	uint32_t gen = kvp_cat_rank_gen(&w->cat, 7), igen = slot[7].index_gen;
 	ok(kvp_cat_w_rank_drop(w, 7) == KVP_OK && kvp_cat_w_rank_drop(w, 7) == KVP_ERR_NOTFOUND,
-	        "a slot is dropped once");
+		"a slot is dropped once");
 	ok(kvp_cat_rank_info(&w->cat, 7, &x) == KVP_ERR_NOTFOUND, "a free slot has no owner");
 	kvp_cat_w_rank_take(w, 1000, 3, 0, 0, &x);
 	is_u64(x.rank_slot, 7, "the lowest free slot is taken again");
@@ -176,13 +176,13 @@ static int put(struct kvp_cat_writer *w, uint64_t id, const char *json)
 {
 	uint32_t idx;
 	struct kvp_cat_worker_info info = {.worker_id = id,
-	        .part = KVP_PART_NONE,
-	        .start_rank = 1,
-	        .size = 2,
-	        .endpoint_len = 3,
-	        .endpoint = "e:1",
-	        .model_len = 1,
-	        .model = "m"};
+		.part = KVP_PART_NONE,
+		.start_rank = 1,
+		.size = 2,
+		.endpoint_len = 3,
+		.endpoint = "e:1",
+		.model_len = 1,
+		.model = "m"};
 	int rc = kvp_cat_w_worker_slot(w, id, &idx);
 	return rc ? rc : kvp_cat_w_worker_put(w, idx, &info, json, (uint32_t)strlen(json));
 }
@@ -196,10 +196,10 @@ static void test_workers(struct kvp_cat_writer *w)
 	ok(put(w, 42, "{\"a\":1}") == KVP_OK, "a record is put");
 	ok(kvp_cat_worker_find(&w->cat, 42, &idx) == KVP_OK, "and found");
 	ok(kvp_cat_worker_json(&w->cat, idx, buf, sizeof(buf), &len) == KVP_OK && len == 7 &&
-	                !memcmp(buf, "{\"a\":1}", 7),
-	        "its text is what was put");
+			!memcmp(buf, "{\"a\":1}", 7),
+		"its text is what was put");
 	ok(kvp_cat_worker_json(&w->cat, idx, buf, 3, &len) == KVP_ERR_LIMIT && len == 7,
-	        "too small a buffer: LIMIT and the size");
+		"too small a buffer: LIMIT and the size");
 	kvp_cat_worker_info(&w->cat, idx, &info);
 	ok(info.worker_id == 42 && info.size == 2, "info of the worker");
 	is_str(info.endpoint, "e:1", "its endpoint");
@@ -223,7 +223,7 @@ static void test_workers(struct kvp_cat_writer *w)
 		kvp_cat_w_worker_drop(w, i);
 	ok(kvp_cat_w_worker_drop(w, 1) == KVP_ERR_NOTFOUND, "a worker is dropped once");
 	ok(kvp_cat_worker_json(&w->cat, 1, buf, sizeof(buf), &len) == KVP_ERR_NOTFOUND,
-	        "a free slot has no text");
+		"a free slot has no text");
 }
 
 #ifdef KVP_TEST_POINTS
@@ -284,7 +284,7 @@ static void test_kill(void)
 		struct kvp_cat_view v;
 		for (uint32_t p = 0; p < kvp_cat_part_cnt(&cat); p++)
 			wrong += publish(&w, p, 0, 0, NULL) != KVP_OK || kvp_cat_view_begin(&cat, p, &v) ||
-			         v.cnt;
+					v.cnt;
 		for (uint32_t i = 0; i < geom.rank_max; i++)
 			kvp_cat_w_rank_drop(&w, i);
 		wrong += w.rank_cnt || w.index_cnt;

@@ -11,15 +11,15 @@
 
 enum { RANKS = 64, WORKERS = 40, READERS = 2 };
 static const struct kvp_geom geom = {.slot_max = 16,
-        .rank_max = RANKS,
-        .index_rank_max = 64,
-        .resv_max = 64,
-        .block_max = 10000,
-        .active_block_max = 1024,
-        .queued_max = 16,
-        .part_max = 2,
-        .region_gen = 3,
-        .salt = {1, 2}};
+	.rank_max = RANKS,
+	.index_rank_max = 64,
+	.resv_max = 64,
+	.block_max = 10000,
+	.active_block_max = 1024,
+	.queued_max = 16,
+	.part_max = 2,
+	.region_gen = 3,
+	.salt = {1, 2}};
 
 struct tally { /* shared with the children */
 	uint64_t seed, views, records, found, again, torn, written, stop;
@@ -47,11 +47,11 @@ static void write_view(struct kvp_cat_writer *w, uint32_t part, uint64_t k)
 	uint32_t cnt = (uint32_t)(k % 60);
 	for (uint32_t i = 0; i < cnt; i++) {
 		rank[i] = (struct kvp_rank_view){.worker_id = k + i,
-		        .dp_rank = i,
-		        .total_kv_blocks = k,
-		        .max_num_batched_tokens = ~k,
-		        .taint_off = i,
-		        .taint_cnt = 1};
+			.dp_rank = i,
+			.total_kv_blocks = k,
+			.max_num_batched_tokens = ~k,
+			.taint_off = i,
+			.taint_cnt = 1};
 		taint[i] = k * 3;
 	}
 	kvp_cat_w_view(w, part, rank, cnt, taint, cnt, (uint32_t)k);
@@ -64,9 +64,9 @@ static void write_record(struct kvp_cat_writer *w, uint64_t id, uint64_t k)
 	if (kvp_cat_w_worker_slot(w, id, &idx))
 		return;
 	struct kvp_cat_worker_info info = {.worker_id = id,
-	        .start_rank = (uint32_t)k,
-	        .size = (uint32_t)~k,
-	        .endpoint_len = (uint32_t)(k % 100)};
+		.start_rank = (uint32_t)k,
+		.size = (uint32_t)~k,
+		.endpoint_len = (uint32_t)(k % 100)};
 	memset(info.endpoint, (int)(k & 0x7f), info.endpoint_len);
 	memset(json, (int)(k & 0x7f), len);
 	kvp_cat_w_worker_put(w, idx, &info, json, len);
@@ -88,7 +88,7 @@ static void writer(const struct kvp_cat *cat, struct tally *t)
 		else if (r % 8 < 6)
 			write_record(&w, 1 + (r >> 8) % WORKERS, r >> 16);
 		else if (r % 8 == 6 && (r >> 8) % 4 == 0 &&
-		         kvp_cat_worker_find(cat, 2 + (r >> 16) % (WORKERS - 1), &idx) == 0)
+				kvp_cat_worker_find(cat, 2 + (r >> 16) % (WORKERS - 1), &idx) == 0)
 			kvp_cat_w_worker_drop(&w, idx);
 	}
 }
@@ -121,7 +121,7 @@ static int read_record(const struct kvp_cat *cat, uint64_t id, struct tally *t)
 	struct kvp_cat_worker_info info;
 	uint32_t idx, len = 0;
 	if (kvp_cat_worker_find(cat, id, &idx) ||
-	        kvp_cat_worker_read(cat, idx, &info, json, sizeof(json), &len))
+		kvp_cat_worker_read(cat, idx, &info, json, sizeof(json), &len))
 		return 0;
 	kvp_faa_rlx_u64(&t->records, 1);
 	int bad = info.start_rank != (uint32_t)~info.size;
@@ -152,14 +152,14 @@ int main(void)
 {
 	const char *env = getenv("KVP_TORTURE_S"), *seed = getenv("KVP_SEED");
 	uint64_t run_ms = env ? strtoull(env, NULL, 10) * 1000 : 2000, end = now_ms() + run_ms, kills = 0,
-	         faults = 0;
+			faults = 0;
 	uint64_t bytes = kvp_catalogue_footprint(&geom);
 	void *mem =
-	        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	struct tally *t = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct kvp_cat cat;
 	if (mem == MAP_FAILED || t == MAP_FAILED || kvp_catalogue_new(mem, &geom) ||
-	        kvp_catalogue_join(mem, &geom, &cat))
+		kvp_catalogue_join(mem, &geom, &cat))
 		return 1;
 	t->seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)now_ms() | 1;
 	printf("# KVP_SEED=%llu\n", (unsigned long long)t->seed);
@@ -199,8 +199,8 @@ int main(void)
 	for (int i = 0; i < READERS; i++)
 		waitpid(pid[i], NULL, 0);
 	printf("# %llu kills, %llu writes, %llu views, %llu records, %llu retries\n",
-	        (unsigned long long)kills, (unsigned long long)t->written, (unsigned long long)t->views,
-	        (unsigned long long)t->records, (unsigned long long)t->again);
+		(unsigned long long)kills, (unsigned long long)t->written, (unsigned long long)t->views,
+		(unsigned long long)t->records, (unsigned long long)t->again);
 	is_u64(t->torn, 0, "no reader saw a half-made view or record");
 	is_u64(faults, 0, "every worker with a record is found after each kill");
 	ok(t->views > 0 && t->records > 0 && kills > 0, "readers and writers both got somewhere");
