@@ -1,0 +1,139 @@
+/* shm/resv.h — reservations: the truth about every booking of the node.
+ *
+ * Shape      A table of 2 x resv_max entries (power of two), probed by a secret 128-bit hash of the id. Dense
+ *            column of 16-byte pairs {state word, tag of the id}; entry bodies of 256 bytes; a pool of
+ *            chunks of 32 words for sequence hashes and long ids. An entry lies at most KVP_RESV_WINDOW
+ *            places from its home. State word: {generation 32, output half 1, phase 15, performer's slot 8,
+ *            flags 3, state 5}.
+ * Truth      State word and body. Loads and active-block counts follow from them.
+ * Writers    A claimed entry: its claimer. A booked one: whoever moves its state word by CAS; while the
+ *            state is one of the exclusive ones (references being taken or dropped, outputs prepared) only
+ *            that performer.
+ * Readers    find, info, iter: lock-free, validated by the state word.
+ * Ordering   Body first, then the state word (release CAS); readers load the state word first (acquire) and
+ *            again after copying.
+ * Lifetime   A handle is (generation << 32 | index): valid from claim until abandon, free, expiry, close of
+ *            the rank or sweep; a stale handle answers KVP_ERR_NOTFOUND for ever.
+ * States     free > scanning > claimed > pending booking > booked > pending prefill-done | output > booked >
+ *            pending free > freed > free. Every step bumps the phase.
+ * Crash      A kill leaves the entry in one of these states with its performer's slot in the state word;
+ *            the sweep finishes or undoes it (shm/sweep.h). Chunks name their reservation, so unlinked ones
+ *            are found.
+ * Proved by  tests/t_resv.c, tests/m_book.c, tests/t_book_crash.c, tests/torture/x_book.c.
+ */
+#ifndef KVP_SHM_RESV_H
+#define KVP_SHM_RESV_H
+
+#include "shm/active.h"
+#include "shm/load.h"
+
+#define KVP_RESV_ID_MAX 4096   /* bytes of an id */
+#define KVP_RESV_WINDOW 64     /* entries */
+#define KVP_RESV_SEQ_MAX (1u << 24) /* sequence hashes of one booking */
+
+/* Flags of a booking. */
+#define KVP_RESV_TRACK_PREFILL 1u /* prefill_tok counts until prefill is done */
+#define KVP_RESV_NODE_OWNED 2u    /* belongs to the node, not to its process: survives the owner's death */
+#define KVP_RESV_LEASED 4u        /* ended by its owner's lease, never by kvp_resv_expire */
+#define KVP_RESV_MIRRORED 8u      /* announced by a peer replica */
+
+struct kvp_resv_ask {
+	uint64_t worker_id;
+	const uint64_t *seq;   /* sequence hashes, root first; a repeated one counts once */
+	uint64_t prefill_tok;  /* counted only with KVP_RESV_TRACK_PREFILL; clamped to KVP_LOAD_TOK_MAX */
+	uint64_t isl_tok;      /* prompt length, stored only */
+	uint64_t lora_hash;    /* stored only */
+	uint64_t now_ns;       /* time of booking, CLOCK_MONOTONIC */
+	uint32_t part, dp_rank; /* stored only */
+	uint32_t rank_slot, rank_gen;
+	uint32_t seq_cnt;      /* 0..KVP_RESV_SEQ_MAX */
+	uint32_t expected_output_tok; /* stored only; 0 = unknown */
+	uint32_t flags;
+	int validate;          /* nonzero: book only if the rank's load is still the one in seen */
+	struct kvp_load seen;
+};
+
+struct kvp_resv_info {
+	uint64_t h, worker_id, prefill_tok, isl_tok, lora_hash, booked_ns;
+	uint64_t output_fx;    /* weight of its output blocks, fixed point */
+	uint32_t part, dp_rank, rank_slot, rank_gen, seq_cnt, output_cnt, expected_output_tok, flags;
+	kvp_owner owner;
+	int prefill_active;    /* nonzero: its prefill tokens still count */
+	uint32_t id_len;
+	char id[KVP_RESV_ID_MAX + 1]; /* NUL added; the id itself may hold any byte */
+};
+
+/* kvp_resv_claim takes an id for the caller, before anything is booked. The id is unique over the whole node.
+ *
+ * owner   who will book: swept with that process. Its slot must not be assigned again before its sweep.
+ * id      1..KVP_RESV_ID_MAX bytes, any value.
+ * return  KVP_OK and *h; KVP_ERR_EXISTS if the id is booked or claimed, or another claim of it won or is
+ *         under way; KVP_ERR_FULL at resv_max reservations or without chunk for a long id; KVP_ERR_INVAL
+ *         for the length.
+ * blocks  no (lock-free). who any booker.
+ */
+int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t id_len, uint64_t *h);
+
+/* kvp_resv_abandon gives a claim up: the id is free again. KVP_ERR_NOTFOUND if h is not a claim (booked
+ * reservations end by kvp_resv_free). Claimer only. */
+int kvp_resv_abandon(struct kvp_book *b, uint64_t h);
+
+/* kvp_resv_book books a claimed reservation on a rank.
+ *
+ * return  KVP_OK: load and blocks are counted. On every failure nothing is counted and the claim is kept,
+ *         so the caller books again or abandons:
+ *         KVP_ERR_AGAIN    validate is set and the load moved since seen, or the rank is being recounted:
+ *         pick again KVP_ERR_NOTFOUND rank closed, another generation, or h is not a claim
+ *         KVP_ERR_FULL     no room for the sequence hashes or the active blocks
+ *         KVP_ERR_INVAL    rank_slot or seq_cnt out of range
+ * cost    constant plus about 30 ns a block. blocks no (lock-free). who claimer only.
+ * order   a kvp_load_read that starts after the return sees the booking.
+ */
+int kvp_resv_book(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a);
+
+/* kvp_resv_find looks a booked id up: KVP_OK and *h, or KVP_ERR_NOTFOUND (unknown, claimed, or freed). */
+int kvp_resv_find(const struct kvp_book *b, const void *id, size_t id_len, uint64_t *h);
+
+/* kvp_resv_prefill_done takes the booking's prefill tokens off its rank. KVP_OK, also when repeated;
+ * KVP_ERR_NOTFOUND if h is not booked. Any process; lock-free. On a rank that is being recounted, or while
+ * another process prepares an output block, the change is left with that process and KVP_OK returned. */
+int kvp_resv_prefill_done(struct kvp_book *b, uint64_t h);
+
+/* kvp_resv_output adds one output block of weight 1.0.
+ *
+ * fraction  NULL, or 0.0..1.0: all output blocks of the booking, and its prompt blocks from the last one
+ *           towards the root as long as no other booking holds them, get this weight (absolute, it replaces
+ *           earlier ones).
+ * return    KVP_OK; KVP_ERR_INVAL for a fraction out of range or NaN, checked first; KVP_ERR_NOTFOUND;
+ *           KVP_ERR_AGAIN if the rank is being recounted or another process prepares an output of this
+ *           booking (nothing done).
+ * blocks    no. who any process.
+ */
+int kvp_resv_output(struct kvp_book *b, uint64_t h, const double *fraction);
+
+/* kvp_resv_free ends a booking: its tokens, request, prompt blocks and output blocks leave the rank.
+ *
+ * return  KVP_OK exactly once a booking; KVP_ERR_NOTFOUND afterwards, for a claim, and for a booking whose
+ *         rank was closed. After KVP_OK find answers NOTFOUND. On a rank that is being recounted, or while
+ *         another process prepares an output block, the free is left with that process: the id stays taken
+ *         for a moment.
+ * blocks  no (lock-free). who any process.
+ */
+int kvp_resv_free(struct kvp_book *b, uint64_t h);
+
+/* kvp_resv_info copies a booked reservation: KVP_OK, or KVP_ERR_NOTFOUND. All fields are of one instant. */
+int kvp_resv_info(const struct kvp_book *b, uint64_t h, struct kvp_resv_info *out);
+
+/* kvp_resv_seq copies up to cap sequence hashes of a booked reservation, root first, from position first on;
+ * *cnt = number copied. KVP_ERR_NOTFOUND if it is not booked (any more). */
+int kvp_resv_seq(const struct kvp_book *b, uint64_t h, uint32_t first, uint64_t *out, uint32_t cap,
+	uint32_t *cnt);
+
+/* kvp_resv_iter walks the booked reservations: *cursor 0 at the start; KVP_OK and *h, or KVP_ERR_NOTFOUND
+ * at the end. Bookings that come or go during the walk may be met or not, each at most once. */
+int kvp_resv_iter(const struct kvp_book *b, uint32_t *cursor, uint64_t *h);
+
+/* kvp_resv_cnt returns the number of claims and bookings now (the one that resv_max bounds). */
+uint64_t kvp_resv_cnt(const struct kvp_book *b);
+
+#endif
