@@ -43,6 +43,9 @@ LIB_SO := $(B)/libkvpick.so
 IPC_A := $(B)/libkvp-ipc.a
 COMMON_A := $(B)/libkvp-common.a
 LINK := $(COMMON_A) $(IPC_A) $(LIB_A)
+# Simulated engines and load generator share their models with each other and with their tests.
+BENCH_A := $(B)/libkvp-bench.a
+BENCH_LIB_SRC := $(filter-out %/main.c,$(wildcard bench/sim/*.c bench/load/*.c))
 
 # One binary a folder: folder -> program name.
 PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpickctl $(B)/kvpick-sim $(B)/kvpick-load
@@ -52,8 +55,8 @@ src_kvpick-httpd := daemons/httpd
 src_kvpickctl := daemons/ctl
 src_kvpick-sim := bench/sim
 src_kvpick-load := bench/load
-# A folder that has no sources yet is not a program yet.
-PROGS := $(foreach p,$(PROGS),$(if $(wildcard $(src_$(notdir $(p)))/*.c),$(p)))
+# A folder that has no main.c yet is not a program yet.
+PROGS := $(foreach p,$(PROGS),$(if $(wildcard $(src_$(notdir $(p)))/main.c),$(p)))
 
 TEST_SRC := $(wildcard tests/[tvmrg]_*.c)
 TORTURE_SRC := $(wildcard tests/torture/x_*.c)
@@ -80,7 +83,8 @@ $(B)/%.cc.o: %.cc
 $(LIB_A): $(call obj,$(SHM_SRC) $(SELECT_SRC))
 $(IPC_A): $(call obj,$(IPC_SRC))
 $(COMMON_A): $(call obj,$(COMMON_SRC))
-$(LIB_A) $(IPC_A) $(COMMON_A):
+$(BENCH_A): $(call obj,$(BENCH_LIB_SRC))
+$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A):
 	@mkdir -p $(@D)
 	@rm -f $@
 	ar rcs $@ $^
@@ -88,11 +92,15 @@ $(LIB_SO): $(call obj,$(SHM_SRC) $(SELECT_SRC))
 	$(CC) -shared $(LDFLAGS) -Wl,-soname,libkvpick.so.0 -o $@ $^ -lxxhash -lm
 
 .SECONDEXPANSION:
-$(PROGS): $$(call obj,$$(wildcard $$(src_$$(@F))/*.c)) $(LINK)
+$(PROGS): $$(call obj,$$(wildcard $$(src_$$(@F))/*.c)) $$(if $$(filter bench/%,$$(src_$$(@F))),$(BENCH_A)) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/fuzz/f_%: $(B)/tests/fuzz/f_%.c.o $(LINK)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) $(if $(filter fuzz,$(BUILD)),-fsanitize=fuzzer) -o $@ $^ $(LIBS)
+$(B)/tests/t_sim_%: $(B)/tests/t_sim_%.c.o $(BENCH_A) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/tests/t_load_%: $(B)/tests/t_load_%.c.o $(BENCH_A) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/% $(B)/bench/%: $(B)/$$(subst $(B)/,,$$@).c.o $(LINK)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)

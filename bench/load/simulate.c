@@ -1,0 +1,229 @@
+/* bench/load/simulate.c — see simulate.h.
+ *
+ * Cost of an engine, in blocks: prompt tokens still to be prefilled there, this prompt's included, over the
+ * block size, less the prompt blocks that its cache holds; plus the distinct prompt blocks of its live
+ * requests, plus those that this one adds. The least wins, ties by lot. */
+#include "bench/load/simulate.h"
+#include "bench/sim/prompt.h"
+#include <math.h>
+#include <stdlib.h>
+
+struct live { /* prompt blocks of live requests with their number of users; key 0 = free */
+	uint64_t key;
+	uint32_t cnt;
+};
+
+struct engine {
+	struct kvp_sim_engine *sim;
+	struct run *run;
+	uint64_t prefill_tok; /* booked and not finished */
+	uint32_t request_cnt;
+	uint32_t live_blk;
+	struct live *live;
+	uint32_t live_used, live_max; /* power of two */
+};
+
+struct run {
+	const struct kvp_simulate_cfg *cfg;
+	struct kvp_run_stats *stats;
+	struct engine *engine;
+	uint64_t rng;
+	uint32_t turn;
+	uint64_t last_ns;
+	uint32_t *tok;
+	uint64_t *key;
+};
+
+struct booking { /* one request under way: kvp_sim_req.user */
+	struct engine *engine;
+	uint64_t prefill_tok;
+};
+
+/* Keys are never removed, only counted down to 0: one engine sees far fewer distinct keys than memory holds.
+ * */
+static struct live *live_at(struct engine *g, uint64_t key)
+{
+	uint32_t at = (uint32_t)(key >> 20) & (g->live_max - 1);
+	while (g->live[at].key && g->live[at].key != key)
+		at = (at + 1) & (g->live_max - 1);
+	return &g->live[at];
+}
+
+static int live_grow(struct engine *g, uint32_t more)
+{
+	if (g->live_used + more < g->live_max / 2)
+		return KVP_OK;
+	struct engine bigger = {.live_max = g->live_max ? g->live_max : 1024};
+	while (g->live_used + more >= bigger.live_max / 2)
+		bigger.live_max *= 2;
+	bigger.live = calloc(bigger.live_max, sizeof(*bigger.live));
+	if (!bigger.live)
+		return KVP_ERR_SYS;
+	for (uint32_t i = 0; i < g->live_max; i++)
+		if (g->live[i].key)
+			*live_at(&bigger, g->live[i].key) = g->live[i];
+	free(g->live);
+	g->live = bigger.live;
+	g->live_max = bigger.live_max;
+	return KVP_OK;
+}
+
+static uint32_t live_depth(struct engine *g, const uint64_t *key, uint32_t cnt)
+{
+	uint32_t n = 0;
+	while (n < cnt && g->live_max && live_at(g, key[n])->cnt)
+		n++;
+	return n;
+}
+
+static double cost(struct run *x, struct engine *g, uint32_t prompt_tok, uint32_t key_cnt)
+{
+	double block = x->cfg->engine.block_size_tok;
+	double prefill =
+		(double)(g->prefill_tok + prompt_tok) / block - kvp_sim_match(g->sim, x->key, key_cnt);
+	return prefill + g->live_blk + (key_cnt - live_depth(g, x->key, key_cnt));
+}
+
+static struct engine *pick(struct run *x, uint32_t prompt_tok, uint32_t key_cnt)
+{
+	uint32_t n = x->cfg->engine_cnt, best = 0, ties = 0;
+	double best_cost = INFINITY;
+	if (x->cfg->policy == KVP_POLICY_ROUND_ROBIN)
+		return &x->engine[x->turn++ % n];
+	if (x->cfg->policy == KVP_POLICY_RANDOM)
+		return &x->engine[kvp_prompt_next(&x->rng) % n];
+	for (uint32_t i = 0; i < n; i++) {
+		double c = x->cfg->policy == KVP_POLICY_KV ? cost(x, &x->engine[i], prompt_tok, key_cnt)
+							   : x->engine[i].request_cnt;
+		if (c > best_cost)
+			continue;
+		ties = c < best_cost ? 1 : ties + 1;
+		if (ties == 1 || kvp_prompt_next(&x->rng) % ties == 0)
+			best = i;
+		best_cost = c;
+	}
+	return &x->engine[best];
+}
+
+static int book(struct run *x, struct engine *g, struct booking *b, uint32_t prompt_tok, uint32_t key_cnt)
+{
+	int rc = live_grow(g, key_cnt);
+	if (rc)
+		return rc;
+	uint64_t hit_tok = (uint64_t)kvp_sim_match(g->sim, x->key, key_cnt) * x->cfg->engine.block_size_tok;
+	*b = (struct booking){.engine = g, .prefill_tok = prompt_tok - hit_tok};
+	for (uint32_t i = 0; i < key_cnt; i++) {
+		struct live *l = live_at(g, x->key[i]);
+		g->live_used += !l->key;
+		g->live_blk += !l->cnt;
+		l->key = x->key[i];
+		l->cnt++;
+	}
+	g->prefill_tok += b->prefill_tok;
+	g->request_cnt++;
+	return KVP_OK;
+}
+
+static void unbook(struct booking *b, const uint64_t *key, uint32_t key_cnt)
+{
+	struct engine *g = b->engine;
+	g->prefill_tok -= b->prefill_tok;
+	g->request_cnt--;
+	for (uint32_t i = 0; i < key_cnt; i++)
+		g->live_blk -= !--live_at(g, key[i])->cnt;
+	free(b);
+}
+
+static void on_token(void *ctx, const struct kvp_sim_req *r, uint64_t at_ns)
+{
+	struct booking *b = r->user;
+	(void)ctx;
+	(void)at_ns;
+	if (r->out_tok != 1)
+		return;
+	b->engine->prefill_tok -= b->prefill_tok;
+	b->prefill_tok = 0;
+}
+
+static void on_finished(void *ctx, const struct kvp_sim_req *r, uint64_t at_ns)
+{
+	struct run *x = ctx;
+	kvp_stats_finished(
+		x->stats, r->arrival_ns, r->first_ns, at_ns, r->prompt_tok, r->cached_tok, r->out_tok);
+	if (at_ns > x->last_ns)
+		x->last_ns = at_ns;
+	unbook(r->user, r->key, r->key_cnt);
+}
+
+static int play_one(struct run *x, const struct kvp_trace *t, const struct kvp_trace_req *q)
+{
+	uint64_t at_ns = (uint64_t)((double)q->at_ns / x->cfg->speed);
+	for (uint32_t i = 0; i < x->cfg->engine_cnt; i++)
+		kvp_sim_advance(x->engine[i].sim, at_ns);
+	kvp_prompt_expand(t->id + q->id_off, q->prompt_tok, x->tok);
+	uint32_t key_cnt = kvp_prompt_chain(x->tok, q->prompt_tok, x->cfg->engine.block_size_tok, x->key);
+	struct engine *g = pick(x, q->prompt_tok, key_cnt);
+	struct booking *b = malloc(sizeof(*b));
+	struct kvp_sim_req *r;
+	int rc = b ? book(x, g, b, q->prompt_tok, key_cnt) : KVP_ERR_SYS;
+	x->stats->sent_cnt++;
+	if (rc) {
+		free(b);
+		return rc;
+	}
+	rc = kvp_sim_submit(g->sim, at_ns, x->key, key_cnt, q->prompt_tok, q->out_tok, b, &r);
+	if (rc) {
+		unbook(b, x->key, key_cnt);
+		x->stats->error_cnt++;
+	}
+	return rc == KVP_ERR_LIMIT ? KVP_OK : rc;
+}
+
+static int run_open(struct run *x, const struct kvp_trace *t)
+{
+	uint32_t prompt_max = 1;
+	for (size_t i = 0; i < t->req_cnt; i++)
+		if (t->req[i].prompt_tok > prompt_max)
+			prompt_max = t->req[i].prompt_tok;
+	x->tok = malloc((prompt_max + 1) * sizeof(*x->tok));
+	x->key = malloc((prompt_max / x->cfg->engine.block_size_tok + 1) * sizeof(*x->key));
+	x->engine = calloc(x->cfg->engine_cnt, sizeof(*x->engine));
+	if (!x->tok || !x->key || !x->engine)
+		return KVP_ERR_SYS;
+	struct kvp_sim_sink sink = {.ctx = x, .token = on_token, .finished = on_finished};
+	for (uint32_t i = 0; i < x->cfg->engine_cnt; i++) {
+		x->engine[i].run = x;
+		x->engine[i].sim = kvp_sim_open(&x->cfg->engine, &sink);
+		if (!x->engine[i].sim)
+			return KVP_ERR_INVAL;
+	}
+	return KVP_OK;
+}
+
+int kvp_simulate(const struct kvp_simulate_cfg *cfg, const struct kvp_trace *t, struct kvp_run_stats *out)
+{
+	if (!cfg->engine_cnt || cfg->engine_cnt > 1024 || !cfg->engine.block_size_tok || !(cfg->speed > 0))
+		return KVP_ERR_INVAL;
+	struct run x = {.cfg = cfg, .stats = out, .rng = cfg->seed};
+	int rc = run_open(&x, t);
+	out->name = kvp_policy_name(cfg->policy);
+	for (size_t i = 0; !rc && i < t->req_cnt; i++)
+		rc = play_one(&x, t, &t->req[i]);
+	for (uint32_t i = 0; x.engine && i < cfg->engine_cnt; i++) {
+		struct kvp_sim_load load;
+		do { /* run dry: a step at a time */
+			if (rc || !x.engine[i].sim)
+				break;
+			kvp_sim_advance(x.engine[i].sim, kvp_sim_next_ns(x.engine[i].sim));
+			kvp_sim_load(x.engine[i].sim, &load);
+		} while (load.running_cnt + load.waiting_cnt);
+		kvp_sim_close(x.engine[i].sim);
+		free(x.engine[i].live);
+	}
+	if (t->req_cnt && !rc)
+		out->virtual_s = ((double)x.last_ns - (double)t->req[0].at_ns / cfg->speed) * 1e-9;
+	free(x.engine);
+	free(x.tok);
+	free(x.key);
+	return rc;
+}

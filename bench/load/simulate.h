@@ -1,0 +1,27 @@
+/* bench/load/simulate.h — a run without sockets: engine models, a policy with ideal information, one clock.
+ *
+ * Shape      pure function over a trace. The policy sees every cache and every booking as of the arrival:
+ *            what an endpoint picker with no delay could reach. It is written apart from the product's
+ *            selection code and serves as the reference for it.
+ * Truth, Writers, Readers, Ordering, Crash: no state beyond the call.
+ * Proved by  tests/t_sim_engine.c
+ */
+#ifndef KVP_BENCH_LOAD_SIMULATE_H
+#define KVP_BENCH_LOAD_SIMULATE_H
+
+#include "bench/load/stats.h"
+#include "bench/load/trace.h"
+#include "bench/sim/engine.h"
+
+struct kvp_simulate_cfg {
+	struct kvp_sim_cfg engine;
+	uint32_t engine_cnt; /* 1..1024 */
+	enum kvp_policy policy;
+	double speed;  /* arrivals come this much faster, > 0 */
+	uint64_t seed; /* ties and the random policy */
+};
+
+/* kvp_simulate plays the whole trace. Errors: KVP_ERR_INVAL (configuration), KVP_ERR_SYS (memory). A request
+ * that no engine can ever hold counts as an error in the statistics. */
+int kvp_simulate(const struct kvp_simulate_cfg *cfg, const struct kvp_trace *t, struct kvp_run_stats *out);
+#endif

@@ -1,0 +1,200 @@
+/* tests/t_load_trace.c — traces: reader, spreading, block ids to tokens, generator, statistics, and the
+ * quality that the simulated reference policy reaches on the bundled trace. */
+#include "bench/load/gen.h"
+#include "bench/load/options.h"
+#include "bench/load/simulate.h"
+#include "bench/load/trace.h"
+#include "bench/sim/prompt.h"
+#include "tests/tap.h"
+#include <kvpick/hash.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define SMALL "bench/load/trace_small.jsonl"
+
+static int line(struct kvp_trace *t, const char *s)
+{
+	return kvp_trace_line(t, s, strlen(s), t->req_cnt ? t->req[t->req_cnt - 1].at_ns / 1000000 : 0);
+}
+
+static void test_lines(void)
+{
+	struct kvp_trace t = {0};
+	is_u64(line(&t, "{\"timestamp\": 27, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [3, "
+			"9]}"),
+		KVP_OK, "a Mooncake line is read");
+	is_u64(line(&t,
+		       "{\"hash_ids\":[46],\"output_length\":1,\"x\":[1,\"a\"],\"y\":null,\"timestamp\":30.5,"
+		       "\"input_length\":512}\n"),
+		KVP_OK, "in any order, with unknown members");
+	is_u64(t.req_cnt, 2, "two requests");
+	is_u64(t.req[0].at_ns, 27000000, "timestamps are milliseconds");
+	is_u64(t.req[0].prompt_tok, 600, "prompt length");
+	is_u64(t.req[0].out_tok, 5, "output length");
+	is_u64(t.req[1].id_cnt, 1, "ids belong to their request");
+	is_u64(t.id[t.req[1].id_off], 46, "with their values");
+	static const char *const bad[] = {"", "{}", "[]", "{\"timestamp\":31}",
+		"{\"timestamp\":29,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}",
+		"{\"timestamp\":31,\"input_length\":0,\"output_length\":1,\"hash_ids\":[]}",
+		"{\"timestamp\":31,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}",
+		"{\"timestamp\":31,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1,2]}",
+		"{\"timestamp\":31,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1}",
+		"{\"timestamp\":31,\"input_length\":1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]"
+		"}",
+		"{\"timestamp\":31,\"input_length\":-1,\"output_length\":1,\"hash_ids\":[1]}",
+		"{\"timestamp\":31,\"input_length\":1,\"output_length\":1,\"hash_ids\":[99999999999999999999]"
+		"}",
+		"{\"timestamp\":31,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]} x",
+		"{\"timestamp\":31,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1],\"x\":\"",
+		"{\"timestamp\":31,\"input_length\":99999999999,\"output_length\":1,\"hash_ids\":[1]}"};
+	uint32_t taken = 0;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		if (!ok(line(&t, bad[i]) == KVP_ERR_PROTO, "refused: %s", bad[i]))
+			taken++;
+	is_u64(t.req_cnt, 2 + taken, "a refused line adds nothing");
+	kvp_trace_free(&t);
+}
+
+static void test_spread(void)
+{
+	struct kvp_trace t = {0};
+	uint64_t id = 1;
+	static const uint64_t at_ms[] = {0, 0, 0, 3000, 6000, 6000};
+	static const uint64_t want_ms[] = {0, 1000, 2000, 3000, 6000, 7500};
+	for (int i = 0; i < 6; i++)
+		kvp_trace_add(&t, at_ms[i] * 1000000, 1, 1, &id, 1);
+	kvp_trace_spread(&t);
+	for (int i = 0; i < 6; i++)
+		is_u64(t.req[i].at_ns, want_ms[i] * 1000000, "request %d is spread inside its tick", i);
+	kvp_trace_free(&t);
+}
+
+static void test_tokens(void)
+{
+	uint32_t a[1200], b[1200];
+	uint64_t ab[] = {7, 8, 9}, key[80], other[80];
+	kvp_prompt_expand(ab, 1200, a);
+	kvp_prompt_expand(ab, 700, b);
+	ok(!memcmp(a, b, 700 * sizeof(*a)), "a shorter prompt of the same ids is a prefix");
+	kvp_prompt_expand(ab + 1, 512, b);
+	ok(!memcmp(a + 512, b, 512 * sizeof(*a)), "a block's tokens don't depend on its place");
+	ok(memcmp(a, b, 512 * sizeof(*a)), "other ids are other tokens");
+	uint32_t over = 0;
+	for (int i = 0; i < 1200; i++)
+		over += a[i] >= KVP_PROMPT_VOCAB;
+	is_u64(over, 0, "tokens are in the vocabulary");
+	is_u64(kvp_prompt_chain(a, 1200, 16, key), 75, "whole blocks are hashed");
+	is_u64(kvp_prompt_chain(a, 1199, 16, other), 74, "a partial one is not");
+	ok(!memcmp(key, other, 74 * sizeof(*key)), "a prefix has the same hashes");
+	a[3] ^= 1;
+	kvp_prompt_chain(a, 1200, 16, other);
+	uint32_t same = 0;
+	for (int i = 0; i < 75; i++)
+		same += key[i] == other[i];
+	is_u64(same, 0, "a change in the first block changes every hash of the chain");
+	is_u64(kvp_prompt_text("hello kvpick", 12, b, 1200), 3, "text: a token for 4 bytes");
+	is_u64(kvp_prompt_text("hello kvpick!", 13, b, 1200), 4, "and one for the rest");
+}
+
+static void test_generate(void)
+{
+	struct kvp_gen_cfg cfg;
+	struct kvp_trace a = {0}, b = {0};
+	size_t n;
+	char path[] = "/tmp/kvp_trace_XXXXXX";
+	int fd = mkstemp(path);
+	FILE *f = fdopen(fd, "w");
+	kvp_gen_cfg_default(&cfg);
+	cfg.session_cnt = 30;
+	is_u64(kvp_gen_make(&cfg, &a), KVP_OK, "a workload is made");
+	is_u64(kvp_gen_write(f, &a), KVP_OK, "and written");
+	fclose(f);
+	is_u64(kvp_trace_read(&b, path, 0, &n), KVP_OK, "the reader takes what the generator writes");
+	unlink(path);
+	ok(a.req_cnt > 30 && a.req_cnt == b.req_cnt, "request by request");
+	ok(a.id_cnt == b.id_cnt && !memcmp(a.id, b.id, a.id_cnt * sizeof(*a.id)), "id by id");
+	kvp_trace_free(&b);
+	is_u64(kvp_trace_read(&b, "bench/load/no_such_file", 0, &n), (uint64_t)KVP_ERR_SYS,
+		"a missing file is an error");
+	kvp_gen_make(&cfg, &b);
+	ok(a.req_cnt == b.req_cnt && !memcmp(a.req, b.req, a.req_cnt * sizeof(*a.req)),
+		"the same seed, the same trace");
+	cfg.turn_mean = 0;
+	is_u64(kvp_gen_make(&cfg, &b), (uint64_t)KVP_ERR_INVAL, "no turns, no workload");
+	kvp_trace_free(&a);
+	kvp_trace_free(&b);
+}
+
+static void test_stats(void)
+{
+	struct kvp_run_stats s = {.name = "x"};
+	for (int i = 100; i > 0; i--)
+		kvp_stats_finished(
+			&s, 0, (uint64_t)i * 1000000000ull, (uint64_t)(i + 9) * 1000000000ull, 10, 5, 10);
+	ok(kvp_sample_pct(&s.ttft_s, 0.5) == 50 && kvp_sample_pct(&s.ttft_s, 0.99) == 99 &&
+			kvp_sample_mean(&s.ttft_s) == 50.5,
+		"percentiles are nearest ranks");
+	ok(kvp_sample_mean(&s.tpot_s) == 1, "time per output token leaves out the first");
+	is_u64(s.cached_tok * 2, s.prompt_tok, "tokens add up");
+	kvp_stats_free(&s);
+	ok(kvp_sample_pct(&s.ttft_s, 0.5) == 0, "no value, no percentile");
+}
+
+static void test_sets(void)
+{
+	struct kvp_load_set s = {.cnt = 0};
+	char host[64];
+	uint16_t port = 0;
+	is_u64(kvp_load_set_read(&s, "127.0.0.1:80,[::1]:81:82,localhost:83:84:85"), KVP_OK,
+		"a list of engines is read");
+	is_u64(s.cnt, 3, "all three");
+	is_str(s.target[1].host, "::1", "IPv6 in brackets");
+	is_u64(s.target[1].event_port + s.target[2].replay_port, 82 + 85, "event and replay ports");
+	ok(kvp_load_set_read(&s, "127.0.0.1") && kvp_load_set_read(&s, ":80") &&
+			kvp_load_set_read(&s, "h:70000") && kvp_load_set_read(&s, "h:1,"),
+		"broken lists are refused");
+	is_u64(kvp_load_url("http://10.0.0.1:8092/", host, &port), KVP_OK, "a base URL is read");
+	is_u64(port, 8092, "with its port");
+	ok(kvp_load_url("https://10.0.0.1:8092", host, &port) &&
+			kvp_load_url("http://10.0.0.1:1/x", host, &port),
+		"other URLs are refused");
+}
+
+static double hit(const struct kvp_run_stats *s)
+{
+	return (double)s->cached_tok / (double)s->prompt_tok;
+}
+
+static void test_quality(void)
+{
+	struct kvp_trace t = {0};
+	struct kvp_run_stats kv = {0}, rr = {0};
+	struct kvp_simulate_cfg cfg = {.engine_cnt = 8, .speed = 1, .seed = 1, .policy = KVP_POLICY_KV};
+	size_t n;
+	kvp_sim_cfg_default(&cfg.engine);
+	if (!ok(kvp_trace_read(&t, SMALL, 0, &n) == KVP_OK, "the bundled trace is read"))
+		return;
+	is_u64(kvp_simulate(&cfg, &t, &kv), KVP_OK, "the reference policy plays it");
+	cfg.policy = KVP_POLICY_ROUND_ROBIN;
+	is_u64(kvp_simulate(&cfg, &t, &rr), KVP_OK, "round-robin plays it");
+	is_u64(kv.done_cnt + rr.done_cnt, 2 * t.req_cnt, "every request finishes");
+	ok(hit(&kv) > 1.5 * hit(&rr), "prefix hits: %.3f against %.3f", hit(&kv), hit(&rr));
+	ok(kvp_sample_mean(&kv.ttft_s) < 0.75 * kvp_sample_mean(&rr.ttft_s),
+		"time to first token: %.3f against %.3f s", kvp_sample_mean(&kv.ttft_s),
+		kvp_sample_mean(&rr.ttft_s));
+	kvp_stats_free(&kv);
+	kvp_stats_free(&rr);
+	kvp_trace_free(&t);
+}
+
+int main(void)
+{
+	test_lines();
+	test_spread();
+	test_tokens();
+	test_generate();
+	test_stats();
+	test_sets();
+	test_quality();
+	return done();
+}
