@@ -65,8 +65,7 @@ int kvp_cmdring_delete(void *mem);
  * time: a cell that changes while it is looked at is looked at again. */
 uint64_t kvp_cmdring_check(const struct kvp_cmdring *r);
 
-/* --- producer
- * ---------------------------------------------------------------------------------------------- */
+/* ---- producer ---- */
 
 /* kvp_cmd_begin claims a free cell. owner: the caller's, not 0. *c is the cell (worker_id and arg are zero),
  * *payload its buffer. KVP_ERR_FULL if no cell is free. Bounded, never blocks. */
@@ -86,8 +85,7 @@ int kvp_cmd_done(const struct kvp_cmdring *r, const struct kvp_cmd_cell *c);
  * answered, 0 if it is being executed (it may or may not take effect). */
 int kvp_cmd_end(struct kvp_cmdring *r, struct kvp_cmd_cell *c);
 
-/* --- consumer
- * ---------------------------------------------------------------------------------------------- */
+/* ---- consumer ---- */
 
 /* kvp_cmd_attach makes the caller the consumer: commands that a dead consumer had taken become posted again
  * in their old order. owner: the caller's. return the number of such commands. who: the consumer process,
@@ -103,8 +101,7 @@ int kvp_cmd_next(struct kvp_cmdring *r, struct kvp_cmd_cell **c);
  * cell becomes free at once if nobody waits for it any more. len above KVP_CMD_PAYLOAD_MAX: KVP_ERR_INVAL. */
 int kvp_cmd_reply(struct kvp_cmdring *r, struct kvp_cmd_cell *c, int status, uint32_t len);
 
-/* --- both
- * -------------------------------------------------------------------------------------------------- */
+/* ---- both ---- */
 
 /* kvp_cmd_buffer gives the cell's buffer, KVP_CMD_PAYLOAD_MAX bytes. */
 void *kvp_cmd_buffer(const struct kvp_cmdring *r, const struct kvp_cmd_cell *c);

@@ -104,8 +104,7 @@ enum kvp_ctl kvp_slot_control_get(const struct kvp_slots *s, uint32_t idx);
 const char *kvp_role_name(enum kvp_role r); /* "indexer", "httpd" ...; "?" out of range */
 const char *kvp_ctl_name(enum kvp_ctl c);   /* "BOOT", "RUN" ...; "?" out of range */
 
-/* --- liveness: open-file-description byte locks on the lock file
- * ------------------------------------------- */
+/* ---- liveness: open-file-description byte locks on the lock file ---- */
 #define KVP_LOCK_BYTE_NODE 0u /* held by the supervisor; byte 1 + idx by the process in slot idx */
 
 /* kvp_slot_lock takes the byte of slot idx (kvp_lock_byte: any byte) for the open file description of fd; it
@@ -127,8 +126,7 @@ int kvp_lock_held(int fd, uint32_t byte);
  * blocks   no; one system call. */
 int kvp_owner_dead(void *ctx, kvp_owner owner);
 
-/* --- wake-ups
- * ---------------------------------------------------------------------------------------------- */
+/* ---- wake-ups ---- */
 
 /* kvp_slot_sleep announces that the caller is going to wait on its own eventfd: sets wake_need, full barrier.
  * The caller then looks into all its queues once more, and only if they are empty waits (poll or io_uring,

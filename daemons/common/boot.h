@@ -25,15 +25,14 @@
 struct kvp_config;
 struct kvp_region;
 
-#define KVP_BOOT_PATH_MAX 256
+#define KVP_BOOT_PATH_MAX 1024
 
-/* --- child
- * ------------------------------------------------------------------------------------------------- */
+/* ---- child ---- */
 
 struct kvp_boot {
-	struct kvp_config *config;      /* as parsed by the supervisor */
-	struct kvp_region *region;      /* joined with the access of the role */
-	struct kvp_slots *slots;        /* = &region->slots, with lock file, eventfds and self filled in */
+	struct kvp_config *config;	/* as parsed by the supervisor */
+	struct kvp_region *region;	/* joined with the access of the role */
+	struct kvp_slots *slots;	/* = &region->slots, with lock file, eventfds and self filled in */
 	struct kvp_ctr_column_shm *ctr; /* this process's column of counters */
 	kvp_owner owner;
 	uint32_t slot;
@@ -43,9 +42,10 @@ struct kvp_boot {
 	pid_t parent;
 	int region_fd, index_fd; /* index_fd: the indexer's private segment, -1 in other roles */
 	int lock_fd;
-	int wake_fd;                /* own eventfd: wait on it after kvp_slot_sleep */
+	int wake_fd;		    /* own eventfd: wait on it after kvp_slot_sleep */
 	int wake_fds[KVP_SLOT_MAX]; /* eventfd of every configured slot, -1 = none */
 	char run_dir[KVP_BOOT_PATH_MAX];
+	char node[40]; /* instance name of the node */
 	char name[48]; /* "httpd[1]/4711", for log lines */
 };
 
@@ -78,13 +78,11 @@ static inline int kvp_wake(struct kvp_boot *b, uint32_t slot)
 	return kvp_slot_wake(b->slots, slot);
 }
 
-/* --- tool
- * -------------------------------------------------------------------------------------------------- */
+/* ---- tool ---- */
 
 struct kvp_attach {
-	int region_fd;  /* opened read-only: a shared writable mapping of it is refused by the kernel */
-	int index_fd;   /* the indexer's segment, read-only */
-	int lock_fd;    /* lock file, for liveness questions; -1 if it cannot be opened */
+	int region_fd; /* opened read-only: a shared writable mapping of it is refused by the kernel */
+	int lock_fd;   /* lock file, for liveness questions; -1 if it cannot be opened */
 	pid_t supervisor;
 	uint64_t region_gen;
 };
@@ -98,42 +96,52 @@ struct kvp_attach {
 int kvp_boot_attach(const char *run_dir, const char *instance, uint32_t timeout_ms, struct kvp_attach *out);
 void kvp_boot_detach(struct kvp_attach *a);
 
-/* --- supervisor
- * -------------------------------------------------------------------------------------------- */
+/* ---- supervisor ---- */
 
 struct kvp_node {
 	const struct kvp_config *config;
 	struct kvp_geom geom;
-	struct kvp_region *region; /* it writes only superblock and slot table */
+	struct kvp_region *region; /* writes only superblock, slots, own counters, error log; NULL = none */
 	struct kvp_slots *slots;
 	kvp_owner owner; /* of slot 0 */
-	int dir_fd, lock_fd, region_fd, region_ro_fd, index_fd, index_ro_fd, config_fd, sock_fd;
+	int dir_fd, lock_fd, sock_fd;
+	int region_fd, region_ro_fd, index_fd, config_fd;
 	int wake_fds[KVP_SLOT_MAX];
+	uint64_t lock_dev, lock_ino;
 	char run_dir[KVP_BOOT_PATH_MAX];
 	char instance[40];
 };
 
+/* What went wrong, for people. */
+struct kvp_node_err {
+	char text[KVP_BOOT_PATH_MAX + 256];
+};
+
 /* kvp_node_open takes the run directory (made with mode 0700 if missing, refused if it belongs to another
- * user or others may write in it) and the lock, and opens the control socket. KVP_ERR_EXISTS: an instance
- * runs, or a process of an earlier one still lives (*held = the lock byte). KVP_ERR_INVAL, KVP_ERR_SYS; err
- * gets one line. */
+ * user or others may write in it) and the lock, and opens the control socket.
+ * errors   KVP_ERR_EXISTS the instance runs, or a process of an earlier one still lives (waits for those up
+ *          to two seconds); KVP_ERR_INVAL, KVP_ERR_SYS; err says which and why. Nothing stays open then. */
 int kvp_node_open(struct kvp_node *n, const struct kvp_config *cfg, const char *run_dir, const char *instance,
-	uint32_t *held, char *err, size_t err_max);
+	struct kvp_node_err *err);
 
-/* kvp_node_region creates region, index segment, sealed configuration and eventfds for geom (whose
- * region_gen and salt are filled here), drops those of the generation before, and takes slot 0. No child may
- * be alive. */
-int kvp_node_region(struct kvp_node *n, const struct kvp_geom *geom, char *err, size_t err_max);
+/* kvp_node_region creates region, index segment, sealed configuration and one eventfd a slot (geom->slot_max
+ * slots; generation and salt are chosen here), drops those of the generation before, and takes slot 0. No
+ * child may be alive. KVP_ERR_INVAL, KVP_ERR_SYS, and what kvp_region_join answers. */
+int kvp_node_region(struct kvp_node *n, const struct kvp_geom *geom, struct kvp_node_err *err);
 
-/* kvp_node_spawn starts `program` (absolute path) with argv extra[] (NULL-terminated, may be NULL) and
- * --boot-fd for the assigned slot idx: *pid and *pidfd (close-on-exec). KVP_ERR_SYS. */
+/* kvp_node_spawn starts `program` (absolute path) for slot idx, which kvp_slot_assign gave to its role: argv
+ * is the program, extra[] (NULL-terminated, may be NULL) and --boot-fd N. Only the indexer gets the index
+ * segment. *pid and *pidfd (close-on-exec). KVP_ERR_SYS. The child exits with KVP_EXIT_DEPEND if it cannot be
+ * executed. */
 int kvp_node_spawn(struct kvp_node *n, uint32_t idx, const char *program, const char *const *extra,
 	pid_t *pid, int *pidfd);
 
-/* kvp_node_serve answers all waiting callers of the control socket; never blocks. Returns the number
- * answered. */
-int kvp_node_serve(struct kvp_node *n);
+/* kvp_node_serve answers all waiting callers of the control socket; never blocks. *denied counts callers of
+ * another user. Returns the number answered. */
+int kvp_node_serve(struct kvp_node *n, uint32_t *denied);
 
-/* kvp_node_close removes the socket name, closes everything. The lock file's name stays. */
+/* kvp_node_drop closes region, index segment, configuration and eventfds. kvp_node_close also removes the
+ * socket name and closes the rest; the lock file's name stays. */
+void kvp_node_drop(struct kvp_node *n);
 void kvp_node_close(struct kvp_node *n);
 #endif
