@@ -2,7 +2,9 @@
 
 #include "daemons/common/config.h"
 #include "daemons/common/log.h"
+#include "shm/mark.h"
 #include "shm/region.h"
+#include <kvpick/clock.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -11,7 +13,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 static int complain(int rc, const char *what)
@@ -167,6 +168,13 @@ int kvp_boot_child(int argc, char **argv, enum kvp_role role, struct kvp_boot *b
 	return KVP_OK;
 }
 
+void kvp_boot_index_layout(const struct kvp_geom *g, struct kvp_boot_index *out)
+{
+	out->radix_off = 0;
+	out->mark_off = kvp_align_up(kvp_radix_priv_footprint(g), KVP_PAGE);
+	out->bytes = out->mark_off + kvp_align_up(kvp_mark_footprint(g), KVP_PAGE);
+}
+
 int kvp_boot_exit(int rc)
 {
 	switch (rc) {
@@ -193,9 +201,6 @@ void kvp_boot_control(struct kvp_boot *b, enum kvp_ctl v)
 
 void kvp_boot_error(struct kvp_boot *b, int code, const char *module, uint32_t line, const char *text)
 {
-	struct timespec ts;
-	clock_gettime(CLOCK_REALTIME, &ts);
 	/* A full log counts what it could not take by itself. */
-	(void)kvp_errlog_put(&b->region->errlog, b->owner,
-		(uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec, code, module, line, text);
+	(void)kvp_errlog_put(&b->region->errlog, b->owner, kvp_clock_real_ns(), code, module, line, text);
 }

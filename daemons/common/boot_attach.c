@@ -1,5 +1,6 @@
 #include "daemons/common/boot_priv.h"
 
+#include <kvpick/clock.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -8,16 +9,13 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #define RETRY_MS 20
 
 static uint64_t mono_ms(void)
 {
-	struct timespec ts;
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+	return kvp_clock_mono_ns() / 1000000;
 }
 
 /* receive takes the one message and the descriptor in it. */

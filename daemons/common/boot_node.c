@@ -1,6 +1,7 @@
 #include "daemons/common/boot_priv.h"
 
 #include "daemons/common/config.h"
+#include "shm/mark.h"
 #include "shm/region.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +19,6 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define OLD_CHILDREN_MS 2000 /* how long children of a killed supervisor may take to be gone */
@@ -149,15 +149,17 @@ int kvp_node_open(struct kvp_node *n, const struct kvp_config *cfg, const char *
 
 static int index_segment(struct kvp_node *n, const struct kvp_geom *g)
 {
-	uint64_t size = kvp_align_up(kvp_radix_priv_footprint(g), KVP_PAGE);
+	struct kvp_boot_index x;
+	kvp_boot_index_layout(g, &x);
 	n->index_fd = memfd_create("kvpick-index", MFD_CLOEXEC);
-	if (n->index_fd < 0 || ftruncate(n->index_fd, (off_t)size) != 0)
+	if (n->index_fd < 0 || ftruncate(n->index_fd, (off_t)x.bytes) != 0)
 		return KVP_ERR_SYS;
-	void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, n->index_fd, 0);
+	char *mem = mmap(NULL, x.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, n->index_fd, 0);
 	if (mem == MAP_FAILED)
 		return KVP_ERR_SYS;
-	int rc = kvp_radix_priv_new(mem, g);
-	munmap(mem, size);
+	int rc = kvp_radix_priv_new(mem + x.radix_off, g);
+	rc = rc ? rc : kvp_mark_new(mem + x.mark_off, g);
+	munmap(mem, x.bytes);
 	return rc;
 }
 
