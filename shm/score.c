@@ -1,0 +1,221 @@
+#include "shm/score.h"
+
+#include <float.h>
+#include <math.h>
+
+uint64_t kvp_score_cached_tok(
+	const struct kvp_score_weights *w, uint32_t block_size, uint32_t dev, uint32_t host, uint32_t disk)
+{
+	double blocks = (double)dev + w->host_weight * (double)host + w->disk_weight * (double)disk;
+	double tok = round(blocks * (double)block_size);
+	return tok > 0 ? (tok < 1.8e19 ? (uint64_t)tok : UINT64_MAX) : 0;
+}
+
+uint64_t kvp_score_effective_prefill(uint64_t isl_tok, uint64_t cached_tok)
+{
+	return isl_tok - (cached_tok < isl_tok ? cached_tok : isl_tok);
+}
+
+double kvp_score_credit_blk(
+	const struct kvp_score_weights *w, uint32_t dev, uint32_t host, uint32_t disk, uint32_t shared_beyond)
+{
+	return w->overlap_score_credit * (double)dev + w->host_weight * (double)host +
+	       w->disk_weight * (double)disk + w->shared_multiplier * (double)shared_beyond;
+}
+
+static double positive(double v)
+{
+	return v > 0 ? v : 0;
+}
+
+static uint64_t least_prefill(const struct kvp_score_rank *rank, uint32_t n)
+{
+	uint64_t least = UINT64_MAX;
+	for (uint32_t i = 0; i < n; i++)
+		least = rank[i].active_prefill_tok < least ? rank[i].active_prefill_tok : least;
+	return least;
+}
+
+static double credit_decay(const struct kvp_score_request *q, const struct kvp_score_rank *r, uint64_t least)
+{
+	double excess_blk = (double)(r->active_prefill_tok - least) / (double)q->block_size;
+	double request_blk = (double)((q->isl_tok + q->block_size - 1) / q->block_size);
+	return 1.0 / (1.0 + q->weights.overlap_score_credit_decay * (excess_blk / request_blk));
+}
+
+static double logit_of(const struct kvp_score_request *q, const struct kvp_score_rank *r, double decay)
+{
+	const struct kvp_score_weights *w = &q->weights;
+	double credit_blk = ((w->overlap_score_credit * decay * (double)r->dev_blk +
+				     w->host_weight * (double)r->host_blk) +
+				    w->disk_weight * (double)r->disk_blk) +
+			    w->shared_multiplier * (double)r->shared_beyond_blk;
+	double decode = (double)(r->active_blk + r->additional_blk);
+	double request = w->active_request_weight * (double)r->active_requests;
+	if (q->role == KVP_PART_DECODE && q->track != KVP_YES && w->overlap_score_credit > 0)
+		return positive(decode - credit_blk) + request;
+	double raw_tok = 0;
+	if (q->track == KVP_YES) {
+		uint64_t cached =
+			kvp_score_cached_tok(w, q->block_size, r->dev_blk, r->host_blk, r->disk_blk);
+		raw_tok = (double)r->active_prefill_tok +
+			  (double)kvp_score_effective_prefill(q->isl_tok, cached) + (double)cached;
+	}
+	return w->prefill_load_scale * positive(raw_tok / (double)q->block_size - credit_blk) + decode +
+	       request;
+}
+
+void kvp_score_all(const struct kvp_score_request *q, struct kvp_score_rank *rank, uint32_t n)
+{
+	int decaying = q->track == KVP_YES && q->weights.overlap_score_credit_decay > 0;
+	uint64_t least = decaying ? least_prefill(rank, n) : 0;
+	for (uint32_t i = 0; i < n; i++) {
+		rank[i].logit = logit_of(q, &rank[i], decaying ? credit_decay(q, &rank[i], least) : 1.0);
+		rank[i].cost = q->has_preferred == KVP_YES ? rank[i].logit * rank[i].taint_multiplier
+							   : rank[i].logit;
+	}
+}
+
+double kvp_score_taint_multiplier(double weight_sum)
+{
+	return exp(-tanh(weight_sum));
+}
+
+enum kvp_tristate kvp_score_decode_busy(uint64_t potential_blk, double threshold, uint64_t total_kv_blocks)
+{
+	if (isnan(threshold) || total_kv_blocks == 0)
+		return KVP_UNSET;
+	return (double)potential_blk > threshold * (double)total_kv_blocks ? KVP_YES : KVP_NO;
+}
+
+void kvp_rng_seed(struct kvp_rng *r, uint64_t seed)
+{
+	r->state = seed;
+}
+
+uint64_t kvp_rng_next(struct kvp_rng *r)
+{
+	r->state += 0x2d358dccaa6c78a5u;
+	unsigned __int128 t = (unsigned __int128)r->state * (r->state ^ 0x8bb84b93962eacc9u);
+	return (uint64_t)t ^ (uint64_t)(t >> 64);
+}
+
+uint64_t kvp_rng_below(struct kvp_rng *r, uint64_t n)
+{
+	unsigned __int128 t = (unsigned __int128)kvp_rng_next(r) * n;
+	if ((uint64_t)t < n) {
+		uint64_t reject = -n % n;
+		while ((uint64_t)t < reject)
+			t = (unsigned __int128)kvp_rng_next(r) * n;
+	}
+	return (uint64_t)(t >> 64);
+}
+
+double kvp_rng_double(struct kvp_rng *r)
+{
+	union {
+		uint64_t u;
+		double d;
+	} v = {.u = 0x3FF0000000000000u + (kvp_rng_next(r) >> 12)};
+	return v.d - 1.0;
+}
+
+static uint32_t pick_least(const struct kvp_score_rank *rank, uint32_t n, struct kvp_rng *rng)
+{
+	uint32_t best = 0;
+	uint64_t ties = 1;
+	double least = rank[0].cost;
+	for (uint32_t i = 1; i < n; i++) {
+		if (rank[i].cost < least || (isnan(least) && !isnan(rank[i].cost))) {
+			least = rank[i].cost;
+			best = i;
+			ties = 1;
+		} else if (rank[i].cost == least && kvp_rng_below(rng, ++ties) == 0) {
+			best = i;
+		}
+	}
+	return best;
+}
+
+/* How costs turn into weights exp(cost / m * scale - shift): m keeps the extremes of double finite. */
+struct softmax {
+	double m, scale, shift, sum;
+	int flat; /* all costs equal */
+};
+
+static struct softmax softmax_of(const struct kvp_score_rank *rank, uint32_t n, double temperature)
+{
+	double lo = rank[0].cost, hi = rank[0].cost;
+	for (uint32_t i = 1; i < n; i++) {
+		lo = rank[i].cost < lo ? rank[i].cost : lo;
+		hi = rank[i].cost > hi ? rank[i].cost : hi;
+	}
+	struct softmax s = {.m = 1, .flat = lo == hi};
+	if (s.flat)
+		return s;
+	if (!isfinite(hi - lo))
+		s.m = fabs(lo) > fabs(hi) ? fabs(lo) : fabs(hi);
+	s.scale = -1.0 / ((hi / s.m - lo / s.m) * temperature);
+	s.shift = (lo / s.m) * s.scale;
+	for (uint32_t i = 0; i < n; i++)
+		s.sum += exp(rank[i].cost / s.m * s.scale - s.shift);
+	return s;
+}
+
+static double softmax_prob(const struct softmax *s, const struct kvp_score_rank *r, uint32_t n)
+{
+	return s->flat ? 1.0 / (double)n : exp(r->cost / s->m * s->scale - s->shift) / s->sum;
+}
+
+void kvp_score_softmax_prob(const struct kvp_score_rank *rank, uint32_t n, double temperature, double *prob)
+{
+	struct softmax s = softmax_of(rank, n, temperature);
+	for (uint32_t i = 0; i < n; i++)
+		prob[i] = softmax_prob(&s, &rank[i], n);
+}
+
+uint32_t kvp_score_softmax_at(const struct kvp_score_rank *rank, uint32_t n, double temperature, double u)
+{
+	struct softmax s = softmax_of(rank, n, temperature);
+	double below = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		below += softmax_prob(&s, &rank[i], n);
+		if (u <= below)
+			return i;
+	}
+	return n - 1;
+}
+
+uint32_t kvp_score_pick(
+	const struct kvp_score_request *q, const struct kvp_score_rank *rank, uint32_t n, struct kvp_rng *rng)
+{
+	if (q->weights.temperature > 0)
+		return kvp_score_softmax_at(rank, n, q->weights.temperature, kvp_rng_double(rng));
+	return pick_least(rank, n, rng);
+}
+
+int kvp_score_has(const uint64_t *sorted, uint32_t n, uint64_t v)
+{
+	uint32_t lo = 0, hi = n;
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+		if (sorted[mid] < v)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo < n && sorted[lo] == v;
+}
+
+enum kvp_eligible kvp_score_eligible(const struct kvp_eligible_ask *a, uint64_t worker_id, uint32_t dp_rank,
+	const uint64_t *taint, uint32_t taint_cnt)
+{
+	if (a->allowed && !kvp_score_has(a->allowed, a->allowed_cnt, worker_id))
+		return KVP_NOT_ALLOWED;
+	if (a->has_pinned == KVP_YES && (worker_id != a->pinned_worker_id || dp_rank != a->pinned_dp_rank))
+		return KVP_NOT_PINNED;
+	for (uint32_t i = 0; i < a->required_cnt; i++)
+		if (!kvp_score_has(taint, taint_cnt, a->required[i]))
+			return KVP_NO_TAINT;
+	return KVP_ELIGIBLE;
+}

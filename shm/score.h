@@ -1,0 +1,111 @@
+/* shm/score.h — policy: what a rank costs, which ranks may be chosen, which one is. Pure functions.
+ *
+ * Shape      plain structs in, plain values out; doubles in the documented order of operations, compiled
+ *            without contraction, because ties are exact equality of doubles.
+ * Truth      the arguments. No shared memory, no I/O, no global state; the generator is the caller's.
+ * Who        any thread.
+ * Crash      nothing to leave.
+ * Proved by  tests/v_scheduling.c
+ */
+#ifndef KVP_SHM_SCORE_H
+#define KVP_SHM_SCORE_H
+
+#include <kvpick/types.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Weights of one request: the configured ones with its overrides applied. */
+struct kvp_score_weights {
+	double overlap_score_credit;	   /* blocks of credit a cached device block */
+	double overlap_score_credit_decay; /* decay of that credit with excess prefill load */
+	double prefill_load_scale;	   /* factor of the prefill part */
+	double active_request_weight;	   /* cost of a live booking */
+	double host_weight, disk_weight;   /* credit of a block in the lower tiers */
+	double shared_multiplier;	   /* credit of a block in the shared cache */
+	double temperature;		   /* 0 = exact minimum */
+};
+
+/* What is the same for all ranks of one request. */
+struct kvp_score_request {
+	struct kvp_score_weights weights;
+	enum kvp_part_role role;
+	uint64_t isl_tok;		 /* > 0 */
+	uint32_t block_size;		 /* > 0 */
+	enum kvp_tristate track;	 /* prefill tokens take part */
+	enum kvp_tristate has_preferred; /* the request prefers taints: multiplier applies */
+};
+
+/* One eligible rank: inputs, then results. */
+struct kvp_score_rank {
+	uint32_t dev_blk, host_blk,
+		disk_blk;	 /* device prefix; additional blocks in host, in disk and external */
+	uint32_t additional_blk; /* blocks that the prompt would newly activate */
+	uint64_t active_prefill_tok;
+	uint64_t active_blk; /* rounded */
+	uint32_t active_requests;
+	uint32_t shared_beyond_blk; /* shared-cache blocks behind the device prefix */
+	double taint_multiplier;    /* kvp_score_taint_multiplier, 1.0 without preference */
+	double logit, cost;	    /* out */
+};
+
+/* kvp_score_cached_tok rounds the weighted cached blocks to tokens, half away from zero. */
+uint64_t kvp_score_cached_tok(
+	const struct kvp_score_weights *w, uint32_t block_size, uint32_t dev, uint32_t host, uint32_t disk);
+/* kvp_score_effective_prefill: tokens left to prefill. */
+uint64_t kvp_score_effective_prefill(uint64_t isl_tok, uint64_t cached_tok);
+/* kvp_score_credit_blk: undecayed credit of an overlap row. */
+double kvp_score_credit_blk(const struct kvp_score_weights *w, uint32_t dev, uint32_t host, uint32_t disk,
+	uint32_t shared_beyond);
+
+/* kvp_score_all fills logit and cost of n ranks. */
+void kvp_score_all(const struct kvp_score_request *q, struct kvp_score_rank *rank, uint32_t n);
+
+/* kvp_score_taint_multiplier: exp(-tanh(sum)) of the weights of the preferred taints that a worker carries. */
+double kvp_score_taint_multiplier(double weight_sum);
+
+/* Busy guard: strictly over the threshold. KVP_UNSET when total_kv_blocks is 0 or the threshold NaN. */
+enum kvp_tristate kvp_score_decode_busy(uint64_t potential_blk, double threshold, uint64_t total_kv_blocks);
+
+/* -- picking -- */
+
+/* The documented 64-bit generator; production seeds it from the kernel, tests by number. */
+struct kvp_rng {
+	uint64_t state;
+};
+void kvp_rng_seed(struct kvp_rng *r, uint64_t seed);
+uint64_t kvp_rng_next(struct kvp_rng *r);
+uint64_t kvp_rng_below(struct kvp_rng *r, uint64_t n); /* uniform in [0, n), n > 0 */
+double kvp_rng_double(struct kvp_rng *r);	       /* uniform in [0, 1) */
+
+/* kvp_score_pick chooses among n > 0 scored ranks: the least cost with a uniform choice among exact ties,
+ * or softmax over min-max normalised costs when the temperature is above 0. Returns the index. NaN never wins. */
+uint32_t kvp_score_pick(const struct kvp_score_request *q, const struct kvp_score_rank *rank, uint32_t n,
+	struct kvp_rng *rng);
+/* kvp_score_softmax_prob fills the probabilities of n costs at a temperature above 0; kvp_score_softmax_at
+ * gives the index that a draw u in [0, 1) selects. */
+void kvp_score_softmax_prob(const struct kvp_score_rank *rank, uint32_t n, double temperature, double *prob);
+uint32_t kvp_score_softmax_at(const struct kvp_score_rank *rank, uint32_t n, double temperature, double u);
+
+/* -- eligibility -- */
+
+enum kvp_eligible {
+	KVP_ELIGIBLE,
+	KVP_NOT_ALLOWED, /* outside allowed_worker_ids */
+	KVP_NOT_PINNED,	 /* another rank is pinned */
+	KVP_NO_TAINT,	 /* a required taint is missing */
+};
+struct kvp_eligible_ask {
+	const uint64_t *allowed; /* sorted; NULL = all */
+	uint32_t allowed_cnt;
+	enum kvp_tristate has_pinned;
+	uint64_t pinned_worker_id;
+	uint32_t pinned_dp_rank;
+	const uint64_t *required; /* taint hashes */
+	uint32_t required_cnt;
+};
+/* kvp_score_eligible judges one rank; taint: its worker's taint hashes, sorted. */
+enum kvp_eligible kvp_score_eligible(const struct kvp_eligible_ask *a, uint64_t worker_id, uint32_t dp_rank,
+	const uint64_t *taint, uint32_t taint_cnt);
+/* kvp_score_has finds v in a sorted array. */
+int kvp_score_has(const uint64_t *sorted, uint32_t n, uint64_t v);
+#endif
