@@ -29,7 +29,7 @@
 
 #define KVP_RESV_ID_MAX 4096   /* bytes of an id */
 #define KVP_RESV_WINDOW 64     /* entries */
-#define KVP_RESV_SEQ_MAX (1u << 24) /* sequence hashes of one booking */
+#define KVP_RESV_SEQ_MAX (1u << 20) /* sequence hashes of one booking */
 
 /* Flags of a booking. */
 #define KVP_RESV_TRACK_PREFILL 1u /* prefill_tok counts until prefill is done */

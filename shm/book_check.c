@@ -1,0 +1,171 @@
+#include "shm/book_priv.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The expected table of active blocks: key -> count, plus whether the real one has been compared. */
+struct expect {
+	uint64_t key;
+	uint32_t cnt;
+};
+
+struct checker {
+	struct kvp_book *b;
+	struct expect *tab;
+	uint64_t mask, faults, distinct;
+	uint64_t *tok, *req, *blk;
+};
+
+__attribute__((format(printf, 2, 3))) static void fault(struct checker *c, const char *fmt, ...)
+{
+	if (c->faults++ >= 10)
+		return;
+	va_list ap;
+	va_start(ap, fmt);
+	fputs("book check: ", stderr);
+	vfprintf(stderr, fmt, ap);
+	fputc('\n', stderr);
+	va_end(ap);
+}
+
+static void expect_key(struct checker *c, uint64_t key, uint32_t rank)
+{
+	uint64_t i = key & c->mask;
+	while (c->tab[i].key && c->tab[i].key != key)
+		i = (i + 1) & c->mask;
+	if (c->tab[i].key == 0) {
+		uint64_t w = 0;
+		c->tab[i].key = key;
+		c->distinct++;
+		if (book_peek(c->b, key, &w) == 0)
+			fault(c, "rank %" PRIu32 ": block %016" PRIx64 " of a live booking is missing", rank, key);
+		c->blk[rank] += w;
+	}
+	c->tab[i].cnt++;
+}
+
+static void check_keys(struct checker *c, uint32_t idx, uint32_t rank, uint64_t h)
+{
+	struct kvp_book *b = c->b;
+	struct book_dom dom = book_dom(b, rank, CTL_EPOCH(book_ctl(b, rank)));
+	uint32_t left = b->resv[idx].seq_cnt, chunk = b->resv[idx].chunk_first;
+	while (left) {
+		if (chunk == 0 || chunk >= b->chunk_cnt || b->chunk[chunk].owner != h) {
+			fault(c, "reservation %" PRIu32 ": broken chain of chunks, %" PRIu32 " keys left", idx, left);
+			return;
+		}
+		uint32_t n = left < CHUNK_KEYS ? left : CHUNK_KEYS;
+		for (uint32_t i = 0; i < n; i++)
+			expect_key(c, book_key(dom, b->key[(uint64_t)chunk * CHUNK_KEYS + i]), rank);
+		left -= n;
+		chunk = b->chunk[chunk].next;
+	}
+}
+
+static void check_resv(struct checker *c, uint32_t idx)
+{
+	struct kvp_book *b = c->b;
+	uint64_t s = kvp_ld_acq_u64(book_state(b, idx));
+	struct kvp_resv_shm *e = &b->resv[idx];
+	if (S_BASE(s) == ST_FREE) {
+		if (b->id[idx].p.hi)
+			fault(c, "entry %" PRIu32 ": free but has a tag", idx);
+		return;
+	}
+	if (S_BASE(s) == ST_CLAIM)
+		return;
+	if (S_BASE(s) != ST_BOOKED || (s & FL_WANT)) {
+		fault(c, "entry %" PRIu32 ": operation under way, state %" PRIu64, idx, s & 0xff);
+		return;
+	}
+	uint32_t rank = book_rank_of(b, e);
+	uint64_t ctl = rank < b->rank_max ? book_ctl(b, rank) : 0;
+	if (CTL_STATE(ctl) != KVP_CTL_OPEN || CTL_GEN(ctl) != e->rank_gen) {
+		fault(c, "entry %" PRIu32 ": booked on rank %" PRIu32 ", which is not open for it", idx, rank);
+		return;
+	}
+	c->tok[rank] += s & FL_TOK ? e->prefill_tok : 0;
+	c->req[rank]++;
+	c->blk[rank] += e->out_fx[S_SEL(s)];
+	check_keys(c, idx, rank, HANDLE(S_GEN(s), idx));
+}
+
+static void check_ranks(struct checker *c)
+{
+	for (uint32_t r = 0; r < c->b->rank_max; r++) {
+		uint64_t st = CTL_STATE(book_ctl(c->b, r));
+		struct kvp_load l;
+		kvp_load_read(c->b, r, &l);
+		if (st == KVP_CTL_RECOUNT || st == KVP_CTL_CLEAN)
+			fault(c, "rank %" PRIu32 ": recount under way", r);
+		if (l.prefill_tok != c->tok[r] || l.requests != c->req[r] || l.active_blk_fx != c->blk[r])
+			fault(c,
+				"rank %" PRIu32 ": load %" PRIu64 " tokens %" PRIu32 " requests %.6f blocks, want %" PRIu64
+				" %" PRIu64 " %.6f",
+				r, l.prefill_tok, l.requests, (double)l.active_blk_fx / (double)KVP_BLK_FX_ONE,
+				c->tok[r], c->req[r], (double)c->blk[r] / (double)KVP_BLK_FX_ONE);
+	}
+}
+
+static void check_active(struct checker *c)
+{
+	uint64_t found = 0;
+	for (uint64_t i = 0; i < (c->b->act_line_mask + 1) * 4; i++) {
+		uint64_t key = kvp_ld_acq_u64(&c->b->act[i].lo);
+		if (!key)
+			continue;
+		found++;
+		uint64_t k = key & c->mask, cnt = kvp_ld_acq_u64(&c->b->act[i].hi) >> 42;
+		while (c->tab[k].key && c->tab[k].key != key)
+			k = (k + 1) & c->mask;
+		if (c->tab[k].key != key)
+			fault(c, "active block %016" PRIx64 " belongs to no live booking", key);
+		else if (c->tab[k].cnt != cnt)
+			fault(c, "active block %016" PRIx64 ": count %" PRIu64 ", want %" PRIu32, key, cnt,
+				c->tab[k].cnt);
+	}
+	if (found != c->distinct)
+		fault(c, "%" PRIu64 " active blocks, want %" PRIu64, found, c->distinct);
+}
+
+static void check_chunks(struct checker *c)
+{
+	for (uint32_t i = 1; i < c->b->chunk_cnt; i++) {
+		uint64_t h = kvp_ld_acq_u64(&c->b->chunk[i].owner);
+		if (!h)
+			continue;
+		uint64_t s = H_IDX(h) < c->b->id_cnt ? kvp_ld_acq_u64(book_state(c->b, H_IDX(h))) : 0;
+		if (S_GEN(s) != H_GEN(h) || S_BASE(s) == ST_FREE)
+			fault(c, "chunk %" PRIu32 " has no reservation", i);
+	}
+}
+
+uint64_t kvp_book_check(struct kvp_book *b)
+{
+	uint64_t keys = 1024;
+	for (uint32_t i = 0; i < b->id_cnt; i++)
+		if (S_BASE(kvp_ld_acq_u64(book_state(b, i))) != ST_FREE)
+			keys += kvp_ld_rlx_u32(&b->resv[i].seq_cnt);
+	struct checker c = { .b = b, .mask = 1 };
+	while (c.mask < 2 * keys)
+		c.mask <<= 1;
+	c.tab = calloc(c.mask, sizeof(*c.tab));
+	c.tok = calloc(3ULL * b->rank_max, sizeof(*c.tok));
+	c.mask--;
+	if (!c.tab || !c.tok) {
+		fault(&c, "no memory for %" PRIu64 " blocks", keys);
+	} else {
+		c.req = c.tok + b->rank_max;
+		c.blk = c.req + b->rank_max;
+		for (uint32_t i = 0; i < b->id_cnt; i++)
+			check_resv(&c, i);
+		check_ranks(&c);
+		check_active(&c);
+		check_chunks(&c);
+	}
+	free(c.tab);
+	free(c.tok);
+	return c.faults;
+}
