@@ -1,0 +1,291 @@
+#include "daemons/common/config_priv.h"
+
+#include <kvpick/err.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#define METRICS_PORT_EPP 9090
+#define PREFILL_RESPONSE_BYTES 1048576
+#define PREFILL_RESPONSE_BYTES_TRTLLM 33554432
+
+static uint64_t first_set(uint64_t a, uint64_t b)
+{
+	return a != KVP_CONFIG_UNSET ? a : b;
+}
+
+/* Number of the policy a role uses: its own word, else the common one, else the base. Word 0 of the published
+ * names is "default", which is policy 0. */
+static int32_t policy_of(const struct kvp_config *c, int32_t role_word)
+{
+	int32_t w = role_word != KVP_CONFIG_NO_WORD ? role_word : c->policy_all;
+	if (w == KVP_CONFIG_NO_WORD)
+		return c->selection_policy;
+	return w > 0 ? w - 1 : 0;
+}
+
+static void derive_ports(struct kvp_config *c)
+{
+	struct kvp_config_derived *e = &c->eff;
+	e->api_port = e->selection_on ? (uint16_t)c->port : 0;
+	if (c->metrics_port != KVP_CONFIG_UNSET)
+		e->metrics_port = (uint16_t)c->metrics_port;
+	else
+		e->metrics_port = e->epp_on ? METRICS_PORT_EPP : 0;
+	if (c->replica_sync_port != KVP_CONFIG_UNSET)
+		e->sync_port = (uint16_t)c->replica_sync_port;
+	else
+		e->sync_port = c->epp_peer_service[0] ? (uint16_t)c->epp_replica_sync_port : 0;
+	e->dump_port = c->dump_port != KVP_CONFIG_UNSET ? (uint16_t)c->dump_port : 0;
+}
+
+static void derive_sidecar(struct kvp_config *c)
+{
+	struct kvp_config_derived *e = &c->eff;
+	e->sidecar_adapter = c->sidecar_pd_adapter > 0 ? c->sidecar_pd_adapter : KVP_PD_NONE;
+	/* Word 1 of the other published form is sglang. */
+	if (c->sidecar_pd_adapter == KVP_CONFIG_NO_WORD && c->sidecar_pd_backend == 1)
+		e->sidecar_adapter = KVP_PD_SGLANG;
+	e->sidecar_max_prefill_response_bytes = first_set(c->sidecar_max_prefill_response_bytes,
+		e->sidecar_adapter == KVP_PD_TRTLLM ? PREFILL_RESPONSE_BYTES_TRTLLM : PREFILL_RESPONSE_BYTES);
+}
+
+void kvp_cfg_derive(struct kvp_config *c)
+{
+	struct kvp_config_derived *e = &c->eff;
+	memset(e, 0, sizeof(*e));
+	/* Word 0 of DYN_EPP_MODE is standalone. */
+	int32_t mode = c->epp_mode == 0 ? KVP_MODE_EPP : KVP_MODE_SELECTION;
+	e->mode = c->mode != KVP_CONFIG_NO_WORD ? c->mode : mode;
+	e->selection_on = e->mode != KVP_MODE_EPP;
+	e->epp_on = e->mode != KVP_MODE_SELECTION;
+	derive_ports(c);
+	e->peer_on = e->sync_port || e->dump_port || c->epp_peer_service[0] || c->indexer_peers[0];
+	/* In mode both without pool and file the workers come over HTTP: nothing to discover. */
+	e->discovery_on = c->workers_file[0] || (e->epp_on && (c->pool_name[0] || !e->selection_on));
+	e->disaggregated = c->topology_mode == KVP_TOPOLOGY_DISAGGREGATED || c->prefill_pool_name[0];
+	e->queueing_on = kvp_config_has(c->queue_threshold) || c->policy_config[0];
+	e->threads = (uint32_t)c->threads;
+	e->policy[0] = policy_of(c, KVP_CONFIG_NO_WORD);
+	e->policy[1] = policy_of(c, c->policy_prefill);
+	e->policy[2] = policy_of(c, c->policy_decode);
+	e->overlap_score_credit = c->overlap_score_credit;
+	e->prefill_load_scale = c->prefill_load_scale;
+	if (kvp_config_has(c->overlap_score_weight)) {
+		e->prefill_load_scale = c->overlap_score_weight;
+		if (c->overlap_score_weight == 0)
+			e->overlap_score_credit = 0;
+	}
+	e->prefill_busy_threshold =
+		kvp_config_has(c->prefill_busy_threshold) ? c->prefill_busy_threshold : c->queue_threshold;
+	e->prefill_max_num_batched_tokens =
+		first_set(c->epp_prefill_max_num_batched_tokens, c->epp_max_num_batched_tokens);
+	e->decode_max_num_batched_tokens =
+		first_set(c->epp_decode_max_num_batched_tokens, c->epp_max_num_batched_tokens);
+	e->log_level = c->log_level;
+	derive_sidecar(c);
+}
+
+/* -- rules across settings -- */
+
+struct listener {
+	const char *name;
+	unsigned port;
+};
+
+static void add_listener(struct listener *l, int *cnt, const char *name, uint64_t port)
+{
+	if (port)
+		l[(*cnt)++] = (struct listener){name, (unsigned)port};
+}
+
+static void cross_listeners(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	struct listener l[24];
+	char member[KVP_CFG_VALUE_MAX];
+	size_t pos = 0;
+	int cnt = 0;
+	add_listener(l, &cnt, "KVPICK_PORT", c->eff.api_port);
+	add_listener(l, &cnt, "DYN_EPP_METRICS_PORT", c->eff.metrics_port);
+	add_listener(l, &cnt, "DYN_EPP_SELECTION_HTTP_PORT", c->eff.dump_port);
+	if (c->eff.sync_port) {
+		int own = c->replica_sync_port != KVP_CONFIG_UNSET;
+		add_listener(l, &cnt, own ? "KVPICK_REPLICA_SYNC_PORT" : "DYN_EPP_REPLICA_SYNC_PORT",
+			c->eff.sync_port);
+	}
+	if (c->eff.sync_port && c->eff.epp_on && c->eff.disaggregated) {
+		add_listener(l, &cnt, "KVPICK_REPLICA_SYNC_PORT_PREFILL", c->replica_sync_port_prefill);
+		add_listener(l, &cnt, "KVPICK_REPLICA_SYNC_PORT_DECODE", c->replica_sync_port_decode);
+	}
+	if (c->eff.epp_on) {
+		add_listener(l, &cnt, "KVPICK_EPP_HEALTH_PORT", c->epp_health_port);
+		if (!c->epp_listen[0])
+			add_listener(l, &cnt, "KVPICK_EPP_PORT", c->epp_port);
+		/* Several addresses of one list may share a port; it is only compared with other listeners. */
+		unsigned last = 0;
+		while (cnt < 20 && kvp_config_list_next(c->epp_listen, &pos, member, sizeof(member))) {
+			const char *colon = strrchr(member, ':');
+			unsigned port = member[0] == 'u' ? 0 : (unsigned)strtoul(colon + 1, NULL, 10);
+			if (port != last)
+				add_listener(l, &cnt, "KVPICK_EPP_LISTEN", port);
+			last = port ? port : last;
+		}
+	}
+	for (int i = 0; i < cnt; i++)
+		for (int j = i + 1; j < cnt; j++)
+			if (l[i].port == l[j].port && l[i].name != l[j].name)
+				kvp_cfg_error(err, "%s and %s are both port %u; every listener needs its own",
+					l[i].name, l[j].name, l[i].port);
+}
+
+static void cross_node(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	if (c->slot_stuck_ms <= 2 * c->slot_beat_ms)
+		kvp_cfg_error(err,
+			"KVPICK_SLOT_STUCK_MS=%llu must be more than twice KVPICK_SLOT_BEAT_MS=%llu",
+			(unsigned long long)c->slot_stuck_ms, (unsigned long long)c->slot_beat_ms);
+	if (c->ring_unblock_ms <= c->slot_stuck_ms)
+		kvp_cfg_error(err, "KVPICK_RING_UNBLOCK_MS=%llu must be more than KVPICK_SLOT_STUCK_MS=%llu",
+			(unsigned long long)c->ring_unblock_ms, (unsigned long long)c->slot_stuck_ms);
+	if (c->index_ranks > c->max_ranks)
+		kvp_cfg_error(err, "KVPICK_INDEX_RANKS=%llu must not exceed KVPICK_MAX_RANKS=%llu",
+			(unsigned long long)c->index_ranks, (unsigned long long)c->max_ranks);
+	if (c->replica_sync_peers[0] && !c->eff.sync_port)
+		kvp_cfg_error(err, "--replica-sync-peers requires --replica-sync-port "
+				   "(KVPICK_REPLICA_SYNC_PEERS, KVPICK_REPLICA_SYNC_PORT)");
+	if (c->epp_peer_service[0] && !c->pod_ip[0])
+		kvp_cfg_error(err, "DYN_EPP_PEER_SERVICE requires POD_IP");
+	if (!c->epp_tls_cert_file[0] != !c->epp_tls_key_file[0])
+		kvp_cfg_error(err, "KVPICK_EPP_TLS_CERT_FILE and KVPICK_EPP_TLS_KEY_FILE: both or neither");
+	if (c->epp_body_budget_bytes < c->epp_max_body_bytes)
+		kvp_cfg_error(err,
+			"KVPICK_EPP_BODY_BUDGET_BYTES=%llu must not be below "
+			"KVPICK_EPP_MAX_BODY_BYTES=%llu",
+			(unsigned long long)c->epp_body_budget_bytes,
+			(unsigned long long)c->epp_max_body_bytes);
+	cross_listeners(c, err);
+}
+
+static void cross_scheduling(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	if (kvp_config_has(c->predicted_ttl_secs) && !c->use_kv_events)
+		kvp_cfg_error(err, "DYN_ROUTER_PREDICTED_TTL_SECS requires DYN_ROUTER_USE_KV_EVENTS=true");
+	if (c->approximate_cache_policy == KVP_APPROX_LRU && c->use_kv_events)
+		kvp_cfg_error(err,
+			"DYN_ROUTER_APPROXIMATE_CACHE_POLICY=lru requires DYN_ROUTER_USE_KV_EVENTS=false");
+	if (c->track_output_blocks && !c->track_active_blocks)
+		kvp_cfg_error(
+			err, "DYN_ROUTER_TRACK_OUTPUT_BLOCKS requires DYN_ROUTER_TRACK_ACTIVE_BLOCKS=true");
+	if (c->conditional_disagg && c->conditional_disagg_policy != KVP_COND_ISL_BOUNDING &&
+		!kvp_config_has(c->eff.prefill_busy_threshold))
+		kvp_cfg_error(err,
+			"DYN_ROUTER_CONDITIONAL_DISAGG_POLICY by load requires "
+			"DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD or DYN_ROUTER_QUEUE_THRESHOLD");
+}
+
+static void need(struct kvp_config_err *err, int given, const char *name, const char *when)
+{
+	if (!given)
+		kvp_cfg_error(err, "%s is required %s", name, when);
+}
+
+static void cross_epp_capacity(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	static const char *const why = "while DYN_ROUTER_QUEUE_THRESHOLD is set";
+	/* Whether the classes of a policy file queue is known only to who reads it. */
+	if (!kvp_config_has(c->queue_threshold) || c->policy_config[0] || !c->eff.discovery_on)
+		return;
+	if (!c->eff.disaggregated) {
+		need(err, c->epp_max_num_batched_tokens != KVP_CONFIG_UNSET, "DYN_EPP_MAX_NUM_BATCHED_TOKENS",
+			why);
+		return;
+	}
+	need(err, c->eff.prefill_max_num_batched_tokens != KVP_CONFIG_UNSET,
+		"DYN_EPP_MAX_NUM_BATCHED_TOKENS or DYN_EPP_PREFILL_MAX_NUM_BATCHED_TOKENS", why);
+	need(err, c->eff.decode_max_num_batched_tokens != KVP_CONFIG_UNSET,
+		"DYN_EPP_MAX_NUM_BATCHED_TOKENS or DYN_EPP_DECODE_MAX_NUM_BATCHED_TOKENS", why);
+}
+
+static void cross_epp_ranks(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	uint64_t last = (c->epp_data_parallel_size - 1) * c->epp_kv_event_port_stride;
+	if (c->epp_data_parallel_size > 1 && c->epp_dp_routing == KVP_DP_NONE)
+		kvp_cfg_error(err, "KVPICK_EPP_DATA_PARALLEL_SIZE above 1 requires "
+				   "KVPICK_EPP_DP_ROUTING=header or port");
+	if (c->epp_kv_event_port + last > 65535)
+		kvp_cfg_error(err,
+			"DYN_EPP_KV_EVENT_PORT with KVPICK_EPP_DATA_PARALLEL_SIZE and "
+			"KVPICK_EPP_KV_EVENT_PORT_STRIDE gives port %llu; legal: 1..65535",
+			(unsigned long long)(c->epp_kv_event_port + last));
+	if (c->epp_kv_event_replay_port != KVP_CONFIG_UNSET && c->epp_kv_event_replay_port + last > 65535)
+		kvp_cfg_error(err,
+			"DYN_EPP_KV_EVENT_REPLAY_PORT with KVPICK_EPP_DATA_PARALLEL_SIZE and "
+			"KVPICK_EPP_KV_EVENT_PORT_STRIDE gives port %llu; legal: 1..65535",
+			(unsigned long long)(c->epp_kv_event_replay_port + last));
+}
+
+static void cross_epp(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	int kubernetes = !c->workers_file[0] && c->eff.discovery_on;
+	need(err, c->model_name[0], "DYN_MODEL_NAME", "in EPP mode");
+	need(err, c->tokenizer_protocol != KVP_CONFIG_NO_WORD, "DYN_EPP_TOKENIZER_PROTOCOL",
+		"in EPP mode; legal: vllm-render, sglang-renderer, sglang-tokenize, text-blocks");
+	if (c->tokenizer_protocol != KVP_CONFIG_NO_WORD && c->tokenizer_protocol != KVP_TOK_TEXT)
+		need(err, c->tokenizer_url[0], "DYN_EPP_TOKENIZER_SERVICE_URL",
+			"in EPP mode unless DYN_EPP_TOKENIZER_PROTOCOL=text-blocks");
+	if (c->tokenizer_protocol == KVP_TOK_TEXT && c->use_kv_events)
+		kvp_cfg_error(err, "DYN_EPP_TOKENIZER_PROTOCOL=text-blocks requires DYN_USE_KV_EVENTS=false: "
+				   "engine events can't match such blocks");
+	if (kubernetes) {
+		need(err, c->pool_name[0], "DYN_EPP_INFERENCE_POOL_NAME",
+			"in EPP mode unless KVPICK_WORKERS_FILE is set or KVPICK_MODE=both");
+		need(err, c->pod_namespace[0], "POD_NAMESPACE", "with Kubernetes");
+		need(err, c->kv_cache_block_size != KVP_CONFIG_UNSET, "DYN_KV_CACHE_BLOCK_SIZE",
+			"with Kubernetes");
+	}
+	if (c->eff.disaggregated && !kvp_cfg_label_ok(c->worker_role_label))
+		kvp_cfg_error(err,
+			"DYN_EPP_WORKER_ROLE_LABEL=\"%.320s\": not a label key; legal: a Kubernetes label "
+			"key",
+			c->worker_role_label);
+	cross_epp_capacity(c, err);
+	cross_epp_ranks(c, err);
+}
+
+static void cross_sidecar(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	struct listener l[3] = {{"DYN_SIDECAR_PORT", (unsigned)c->sidecar_port},
+		{"DYN_DECODE_ENGINE_PORT", (unsigned)c->decode_engine_port},
+		{"KVPICK_SIDECAR_METRICS_PORT", (unsigned)c->sidecar_metrics_port}};
+	static const int pair[3][2] = {{0, 1}, {0, 2}, {1, 2}};
+	for (int i = 0; i < 3; i++)
+		if (l[pair[i][0]].port == l[pair[i][1]].port)
+			kvp_cfg_error(err, "%s and %s are both port %u; every listener needs its own",
+				l[pair[i][0]].name, l[pair[i][1]].name, l[pair[i][0]].port);
+	int adapter = c->sidecar_pd_adapter, backend = c->sidecar_pd_backend;
+	int both = adapter != KVP_CONFIG_NO_WORD && backend != KVP_CONFIG_NO_WORD;
+	if (both && (backend == 1 ? adapter != KVP_PD_SGLANG : adapter != KVP_PD_NONE))
+		kvp_cfg_error(
+			err, "DYN_SIDECAR_PD_ADAPTER and DYN_SIDECAR_PD_BACKEND name different protocols");
+	if (c->eff.sidecar_adapter == KVP_PD_VLLM_NIXL &&
+		strcmp(c->vllm_nixl_protocol, kvp_cfg_row[KVP_CFG_vllm_nixl_protocol].sdef) != 0)
+		kvp_cfg_error(err, "DYN_VLLM_NIXL_PROTOCOL_VERSION=\"%s\": not spoken here; legal: %s",
+			c->vllm_nixl_protocol, kvp_cfg_row[KVP_CFG_vllm_nixl_protocol].sdef);
+	if (c->eff.sidecar_adapter == KVP_PD_TRTLLM && c->epp_data_parallel_size > 1)
+		kvp_cfg_error(err, "DYN_SIDECAR_PD_ADAPTER=trtllm requires KVPICK_EPP_DATA_PARALLEL_SIZE=1");
+}
+
+void kvp_cfg_cross(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	if (c->binary == KVP_BIN_SIDECAR) {
+		cross_sidecar(c, err);
+		return;
+	}
+	if (c->binary == KVP_BIN_CTL)
+		return;
+	/* Settings that a binary does not read have their defaults here, which break no rule. */
+	cross_node(c, err);
+	cross_scheduling(c, err);
+	if (c->eff.epp_on && c->binary == KVP_BIN_SUPERVISOR)
+		cross_epp(c, err);
+}
