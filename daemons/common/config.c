@@ -202,7 +202,8 @@ static int one_flag(struct kvp_cfg_load *l, int argc, const char *const *argv, i
 	}
 	if (n < 0) {
 		unknown_flag(l, arg);
-		return 1;
+		/* The word behind it is most likely its value, not a fault of its own. */
+		return l->binary != KVP_BIN_CTL && !value && next && next[0] != '-' ? 2 : 1;
 	}
 	if (value) {
 		set_flag(l, n, arg, len, value);

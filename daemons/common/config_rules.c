@@ -121,7 +121,7 @@ static void cross_listeners(const struct kvp_config *c, struct kvp_config_err *e
 		add_listener(l, &cnt, "KVPICK_EPP_HEALTH_PORT", c->epp_health_port);
 		if (!c->epp_listen[0])
 			add_listener(l, &cnt, "KVPICK_EPP_PORT", c->epp_port);
-		/* Several addresses of one list may share a port; it is only compared with other listeners. */
+		/* Addresses of one list may share a port; it is compared with other listeners only. */
 		unsigned last = 0;
 		while (cnt < 20 && kvp_config_list_next(c->epp_listen, &pos, member, sizeof(member))) {
 			const char *colon = strrchr(member, ':');
