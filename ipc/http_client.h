@@ -67,7 +67,7 @@ int kvp_http_call(struct kvp_http_client *c, const struct kvp_http_call_cfg *cfg
 void kvp_http_call_cancel(struct kvp_http_call *call);
 /* kvp_http_call_header: from on_head until on_done; as kvp_http_req_header. */
 const char *kvp_http_call_header(const struct kvp_http_call *call, const char *name, uint32_t *len);
-/* pause stops reading (at most one more on_body comes, KVP_LOOP_RECV_BYTES at most); resume goes on. */
+/* pause stops reading (at most 2 * KVP_LOOP_RECV_BYTES more bytes still come); resume goes on. */
 void kvp_http_call_pause(struct kvp_http_call *call);
 void kvp_http_call_resume(struct kvp_http_call *call);
 #endif

@@ -64,7 +64,7 @@ struct kvp_defer {
 	void *ctx;
 };
 void kvp_loop_defer(struct kvp_loop *l, struct kvp_defer *d, void (*cb)(void *ctx), void *ctx);
-void kvp_loop_defer_cancel(struct kvp_defer *d);
+void kvp_loop_defer_cancel(struct kvp_loop *l, struct kvp_defer *d);
 
 /* Timers. Zero the struct before first use. Set again = moved (to a later time at no cost). cb runs once, at the
  * first turn at or after deadline_ns (kvp_loop_now_ns clock); it may set the timer again. After cancel no

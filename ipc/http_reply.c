@@ -1,0 +1,156 @@
+#include <http_parser.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <kvpick/err.h>
+#include "ipc/http_server_priv.h"
+
+#define HEAD_MAX 512 /* without content type and extra lines */
+
+static const char *reason(int status)
+{
+	switch (status) {
+#define X(num, name, string)                                                                                 \
+	case num:                                                                                            \
+		return #string;
+		HTTP_STATUS_MAP(X)
+#undef X
+	default:
+		return "Status";
+	}
+}
+
+void kvp_http_put(struct http_conn *c, const void *data, uint64_t len)
+{
+	if (kvp_http_buf_put(&c->out, data, len))
+		c->dead = 1; /* no memory: half a reply must not look like a whole one */
+}
+
+static const char *date_now(struct kvp_http_server *s)
+{
+	uint64_t now_s = kvp_loop_now_ns(s->loop) / 1000000000u + 1;
+	if (s->date_s != now_s) {
+		time_t t = time(NULL);
+		struct tm tm;
+		gmtime_r(&t, &tm);
+		static const char day[7][4] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
+		static const char month[12][4] = {
+			"Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+		snprintf(s->date, sizeof(s->date), "%s, %02u %s %04u %02u:%02u:%02u GMT", day[tm.tm_wday],
+			(unsigned)tm.tm_mday % 100, month[tm.tm_mon], (unsigned)(tm.tm_year + 1900) % 10000,
+			(unsigned)tm.tm_hour % 100, (unsigned)tm.tm_min % 100, (unsigned)tm.tm_sec % 100);
+		s->date_s = now_s;
+	}
+	return s->date;
+}
+
+void kvp_http_put_head(struct http_conn *c, int status, const char *content_type, const char *extra,
+	uint64_t body_len)
+{
+	char head[HEAD_MAX];
+	int n = snprintf(head, sizeof(head), KVP_HTTP_PREFIX "%d %s\r\nDate: %s\r\n", status, reason(status),
+		date_now(c->srv));
+	uint64_t from = c->prefix_sent ? sizeof(KVP_HTTP_PREFIX) - 1 : 0;
+	kvp_http_put(c, head + from, (uint64_t)n - from);
+	if (content_type) {
+		kvp_http_put(c, "Content-Type: ", 14);
+		kvp_http_put(c, content_type, strlen(content_type));
+		kvp_http_put(c, "\r\n", 2);
+	}
+	if (c->reply == REPLY_CHUNKED) {
+		kvp_http_put(c, "Transfer-Encoding: chunked\r\n", 28);
+	} else if (c->reply == REPLY_NONE && status != 204 && status != 304) {
+		n = snprintf(head, sizeof(head), "Content-Length: %llu\r\n", (unsigned long long)body_len);
+		kvp_http_put(c, head, (uint64_t)n);
+	}
+	if (extra)
+		kvp_http_put(c, extra, strlen(extra));
+	if (!c->keep)
+		kvp_http_put(c, "Connection: close\r\n", 19);
+	kvp_http_put(c, "\r\n", 2);
+}
+
+static int keeps(const struct http_conn *c)
+{
+	return c->in.req.minor && c->in.head.keep_alive && !c->srv->draining;
+}
+
+/* The handler is done: the connection takes the next request or ends behind its output. */
+static void reply_done(struct http_conn *c)
+{
+	c->state = c->keep ? CONN_READ : CONN_FLUSH;
+	c->reply = REPLY_NONE;
+	c->on_drain = NULL;
+	c->prefix_sent = c->drain_asked = 0;
+	c->served++;
+	c->idle_ns = kvp_loop_now_ns(c->srv->loop);
+	kvp_http_in_reset(&c->in);
+	kvp_http_conn_work_later(c);
+}
+
+void kvp_http_reply_extra(struct kvp_http_req *r, int status, const char *content_type, const char *extra,
+	const void *body, uint64_t len)
+{
+	struct http_conn *c = conn_of(r);
+	KVP_ASSERT(c->state == CONN_BUSY && c->reply == REPLY_NONE);
+	c->keep = (uint8_t)keeps(c);
+	kvp_http_put_head(c, status, content_type, extra, len);
+	if (!r->is_head && status != 204 && status != 304)
+		kvp_http_put(c, body, len);
+	reply_done(c);
+}
+
+void kvp_http_reply(struct kvp_http_req *r, int status, const char *content_type, const void *body, uint64_t len)
+{
+	kvp_http_reply_extra(r, status, content_type, NULL, body, len);
+}
+
+void kvp_http_reply_begin(struct kvp_http_req *r, int status, const char *content_type, const char *extra,
+	void (*on_drain)(void *ctx, struct kvp_http_req *r))
+{
+	struct http_conn *c = conn_of(r);
+	KVP_ASSERT(c->state == CONN_BUSY && c->reply == REPLY_NONE);
+	c->reply = r->minor ? REPLY_CHUNKED : REPLY_TO_CLOSE;
+	c->keep = (uint8_t)keeps(c);
+	c->on_drain = on_drain;
+	kvp_http_put_head(c, status, content_type, extra, 0);
+	kvp_http_conn_work_later(c);
+}
+
+int kvp_http_reply_chunk(struct kvp_http_req *r, const void *data, uint64_t len)
+{
+	struct http_conn *c = conn_of(r);
+	KVP_ASSERT(c->state == CONN_BUSY && c->reply != REPLY_NONE);
+	if (!r->is_head && len) {
+		char size[24];
+		int n = snprintf(size, sizeof(size), "%llx\r\n", (unsigned long long)len);
+		if (c->reply == REPLY_CHUNKED)
+			kvp_http_put(c, size, (uint64_t)n);
+		kvp_http_put(c, data, len);
+		if (c->reply == REPLY_CHUNKED)
+			kvp_http_put(c, "\r\n", 2);
+		kvp_http_conn_work_later(c);
+	}
+	if (c->out.len + c->fly_len < c->srv->cfg.stream_high_bytes)
+		return KVP_OK;
+	c->drain_asked = 1;
+	return KVP_ERR_AGAIN;
+}
+
+void kvp_http_reply_end(struct kvp_http_req *r)
+{
+	struct http_conn *c = conn_of(r);
+	KVP_ASSERT(c->state == CONN_BUSY && c->reply != REPLY_NONE);
+	if (c->reply == REPLY_CHUNKED && !r->is_head)
+		kvp_http_put(c, "0\r\n\r\n", 5);
+	reply_done(c);
+}
+
+void kvp_http_reply_abort(struct kvp_http_req *r)
+{
+	struct http_conn *c = conn_of(r);
+	KVP_ASSERT(c->state == CONN_BUSY);
+	c->state = CONN_FLUSH;
+	c->dead = 1;
+	kvp_http_conn_work_later(c);
+}
