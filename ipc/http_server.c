@@ -41,7 +41,7 @@ static void conn_free(struct http_conn *c)
 	s->stat.tx_bytes += c->sock.tx_bytes;
 	s->stat.open--;
 	kvp_timer_cancel(s->loop, &c->timer);
-	kvp_loop_defer_cancel(s->loop, &c->work);
+	kvp_loop_defer_cancel(&c->work);
 	kvp_sock_close(&c->sock);
 	kvp_http_in_free(&c->in);
 	kvp_http_buf_free(&c->pend);
@@ -464,7 +464,7 @@ void kvp_http_server_close(struct kvp_http_server *s)
 	kvp_listener_close(&s->listener, KVP_LISTENER_DROP);
 	while (s->conn)
 		conn_lost(s->conn);
-	kvp_loop_defer_cancel(s->loop, &s->drained);
+	kvp_loop_defer_cancel(&s->drained);
 	free(s);
 }
 

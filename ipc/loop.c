@@ -166,13 +166,14 @@ void kvp_loop_defer(struct kvp_loop *l, struct kvp_defer *d, void (*cb)(void *ct
 	d->ctx = ctx;
 	if (d->prev)
 		return;
+	d->loop = l;
 	d->next = NULL;
 	d->prev = l->defer_tail;
 	*l->defer_tail = d;
 	l->defer_tail = &d->next;
 }
 
-void kvp_loop_defer_cancel(struct kvp_loop *l, struct kvp_defer *d)
+void kvp_loop_defer_cancel(struct kvp_defer *d)
 {
 	if (!d->prev)
 		return;
@@ -180,7 +181,7 @@ void kvp_loop_defer_cancel(struct kvp_loop *l, struct kvp_defer *d)
 	if (d->next)
 		d->next->prev = d->prev;
 	else
-		l->defer_tail = d->prev;
+		d->loop->defer_tail = d->prev;
 	d->prev = NULL;
 }
 
@@ -191,10 +192,10 @@ static void defer_run(struct kvp_loop *l)
 		struct kvp_defer end = {0}; /* marks the end of the round; its neighbours may be cancelled freely */
 		kvp_loop_defer(l, &end, NULL, NULL);
 		for (struct kvp_defer *d; (d = l->defer) != &end;) {
-			kvp_loop_defer_cancel(l, d);
+			kvp_loop_defer_cancel(d);
 			d->cb(d->ctx);
 		}
-		kvp_loop_defer_cancel(l, &end);
+		kvp_loop_defer_cancel(&end);
 	}
 }
 

@@ -59,12 +59,13 @@ void kvp_loop_before_sleep(struct kvp_loop *l, int (*hook)(void *ctx), void *ctx
 
 /* Deferred call: runs once at the end of this turn, before the next submission. Setting it twice is one call. */
 struct kvp_defer {
+	struct kvp_loop *loop;
 	struct kvp_defer *next, **prev; /* prev NULL = not set */
 	void (*cb)(void *ctx);
 	void *ctx;
 };
 void kvp_loop_defer(struct kvp_loop *l, struct kvp_defer *d, void (*cb)(void *ctx), void *ctx);
-void kvp_loop_defer_cancel(struct kvp_loop *l, struct kvp_defer *d);
+void kvp_loop_defer_cancel(struct kvp_defer *d); /* not set: nothing */
 
 /* Timers. Zero the struct before first use. Set again = moved (to a later time at no cost). cb runs once, at the
  * first turn at or after deadline_ns (kvp_loop_now_ns clock); it may set the timer again. After cancel no

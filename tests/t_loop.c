@@ -91,7 +91,7 @@ static void d_first(void *ctx)
 {
 	(void)ctx;
 	d_log[d_cnt++] = 1;
-	kvp_loop_defer_cancel(loop, &d2);
+	kvp_loop_defer_cancel(&d2);
 	kvp_loop_defer(loop, &d3, d_third, NULL);
 }
 
@@ -114,7 +114,7 @@ static void test_defer(void)
 	ok(d_cnt == 2 && d_log[0] == 1 && d_log[1] == 3 && n == 0,
 		"%s: deferred calls run once, in order, also those set meanwhile, not the cancelled", be_name);
 	kvp_loop_defer(loop, &d2, count, &n);
-	kvp_loop_defer_cancel(loop, &d2);
+	kvp_loop_defer_cancel(&d2);
 	kvp_loop_defer(loop, &d3, d_third, NULL);
 	turns(1);
 	is_u64(d_cnt, 3, "%s: the list is whole after its last element was cancelled", be_name);
