@@ -4,13 +4,13 @@
  * Truth      the client's thread only.
  * Writers    loop thread: every function here is called on it, also from inside callbacks.
  * Readers    the same.
- * Ordering   on_head once, on_body any number of times, on_done exactly once - unless the call is cancelled, then
- *            nothing more. None of them runs inside kvp_http_call.
- * Retry      an idle connection that its server closed is noticed before use. A reused one that dies before the
- *            first response byte: once again on a fresh connection. Nothing else is repeated. Redirects are
- *            ordinary responses.
- * Strict     Content-Length twice or with Transfer-Encoding, other transfer codings, broken chunks, control bytes:
- *            KVP_ERR_PROTO and the connection is closed.
+ * Ordering   on_head once, on_body any number of times, on_done exactly once - unless the call is
+ *            cancelled, then nothing more. None of them runs inside kvp_http_call.
+ * Retry      an idle connection that its server closed is noticed before use. A reused one that dies before
+ *            the first response byte: once again on a fresh connection. Nothing else is repeated. Redirects
+ *            are ordinary responses.
+ * Strict     Content-Length twice or with Transfer-Encoding, other transfer codings, broken chunks, control
+ *            bytes: KVP_ERR_PROTO and the connection is closed.
  * Lifetime   open to close; close cancels all calls.
  * Crash      process-local.
  * Proved by  tests/t_http.c.

@@ -6,16 +6,16 @@
  * Truth      the server's thread only.
  * Writers    loop thread: every function here is called on it, also from inside callbacks.
  * Readers    the same.
- * Ordering   on_request once a complete request; then exactly one of: a reply (kvp_http_reply, or begin .. end),
- *            kvp_http_reply_abort, or on_abort. After any of them the request pointer is dead.
- * Limits     request line 414, header block 431, body 413 (answered early, then the rest of the upload is read
- *            and thrown away for linger_ms so that the client can read the answer), incomplete within
+ * Ordering   on_request once a complete request; then exactly one of: a reply (kvp_http_reply, or begin ..
+ *            end), kvp_http_reply_abort, or on_abort. After any of them the request pointer is dead.
+ * Limits     request line 414, header block 431, body 413 (answered early, then the rest of the upload is
+ *            read and thrown away for linger_ms so that the client can read the answer), incomplete within
  *            read_timeout 408, broken framing or bytes 400, other Expect 417, other transfer coding 501,
  *            other version 505, connections 503. Each closes the connection and is counted.
- * Abort      a reset, or a client that closed fully, calls on_abort at once also while the reply is pending. A
- *            client that only ended its sending side (FIN) still gets its reply: to tell the two apart the first
- *            bytes of the coming status line are sent when the FIN arrives; a fully closed peer answers them
- *            with a reset.
+ * Abort      a reset, or a client that closed fully, calls on_abort at once also while the reply is
+ *            pending. A client that only ended its sending side (FIN) still gets its reply: to tell the two
+ *            apart the first bytes of the coming status line are sent when the FIN arrives; a fully closed
+ *            peer answers them with a reset.
  * Lifetime   open to close. kvp_http_server_close drops all connections (on_abort for running requests).
  * Crash      process-local.
  * Proved by  tests/t_http.c, tests/fuzz/f_http.c.
@@ -93,19 +93,21 @@ struct kvp_http_server_cfg { /* zero the struct; 0 takes the default in brackets
 int kvp_http_server_open(struct kvp_loop *l, const struct kvp_http_server_cfg *cfg, struct kvp_http_server **out);
 uint16_t kvp_http_server_port(const struct kvp_http_server *s);
 const struct kvp_http_server_stat *kvp_http_server_stat(const struct kvp_http_server *s);
-/* kvp_http_server_drain stops accepting (what waits in the backlog is still served), closes idle connections at
- * once, lets running requests and uploads finish (their connections close behind the reply) and then calls
- * on_drained once (never from inside this call). The server must still be closed; closing ends the drain. */
+/* kvp_http_server_drain stops accepting (what waits in the backlog is still served), closes idle
+ * connections at once, lets running requests and uploads finish (their connections close behind the reply)
+ * and then calls on_drained once (never from inside this call). The server must still be closed; closing
+ * ends the drain. */
 void kvp_http_server_drain(struct kvp_http_server *s, void (*on_drained)(void *ctx), void *ctx);
 void kvp_http_server_close(struct kvp_http_server *s); /* NULL is fine; not from a callback of the server */
 
 /* kvp_http_req_header: value of the first field called name (lower case, any case in the request); length to
- * *len; NULL if absent. Valid while the request lives. Not terminated. header_cnt counts fields of that name. */
+ * *len; NULL if absent. Valid while the request lives. Not terminated. header_cnt counts fields of that
+ * name. */
 const char *kvp_http_req_header(const struct kvp_http_req *r, const char *name, uint32_t *len);
 uint32_t kvp_http_req_header_cnt(const struct kvp_http_req *r, const char *name);
 
-/* Whole reply: copies everything. extra: further header lines, each ending in CRLF, or NULL. content_type NULL:
- * none. May be called from on_request or any time later. */
+/* Whole reply: copies everything. extra: further header lines, each ending in CRLF, or NULL. content_type
+ * NULL: none. May be called from on_request or any time later. */
 void kvp_http_reply(struct kvp_http_req *r, int status, const char *content_type, const void *body, uint64_t len);
 void kvp_http_reply_extra(struct kvp_http_req *r, int status, const char *content_type, const char *extra,
 	const void *body, uint64_t len);

@@ -13,7 +13,8 @@ using simdjson::error_code;
 using simdjson::internal::tape_ref;
 using simdjson::internal::tape_type;
 
-static_assert(simdjson::SIMDJSON_PADDING <= KVP_JSON_SLACK_BYTES, "slack promised in the header is too small");
+static_assert(
+	simdjson::SIMDJSON_PADDING <= KVP_JSON_SLACK_BYTES, "slack promised in the header is too small");
 
 /* Numbers at or above this were written so by sanitise_number, or are as useless. */
 static constexpr double HUGE_NUMBER = 9e307;
@@ -231,7 +232,7 @@ static bool deeper_than(const simdjson::dom::document *d, size_t depth_max)
 
 static error_code parse_deep(struct kvp_json *p, const uint8_t *text, size_t len, size_t depth_max)
 {
-	/* With a limit of depth_max the library accepts at most depth_max levels, and refuses some of them. */
+	/* With a limit of depth_max the library accepts at most that many levels, and refuses some. */
 	error_code ec = parse_once(p, text, len, depth_max);
 	if (ec != simdjson::DEPTH_ERROR)
 		return ec;
@@ -332,13 +333,15 @@ extern "C" enum kvp_json_type kvp_json_type(struct kvp_json_val v)
 
 extern "C" const char *kvp_json_type_name(enum kvp_json_type t)
 {
-	static const char *const name[] = {"null", "boolean", "integer", "number", "string", "array", "object"};
+	static const char *const name[] = {
+		"null", "boolean", "integer", "number", "string", "array", "object"};
 	return t >= KVP_JSON_NULL && t <= KVP_JSON_OBJ ? name[t] : "unknown";
 }
 
-/* Every number as (negative, 64 bits). beyond: what a number that isn't in the tape's integer form answers if it
- * is larger than every integer. */
-static inline int integer_at(const simdjson::dom::document *d, size_t at, uint64_t *bits, bool *neg, int other)
+/* Every number as (negative, 64 bits). beyond: what a number that isn't in the tape's integer form answers
+ * if it is larger than every integer. */
+static inline int integer_at(
+	const simdjson::dom::document *d, size_t at, uint64_t *bits, bool *neg, int other)
 {
 	switch (type_at(d, at)) {
 	case tape_type::INT64:
@@ -385,8 +388,8 @@ template <typename T> static int integer(struct kvp_json_val v, T *out)
 {
 	uint64_t bits = 0;
 	bool neg = false;
-	const int rc = integer_at(static_cast<const simdjson::dom::document *>(v.doc), v.at, &bits, &neg,
-		KVP_ERR_INVAL);
+	const int rc = integer_at(
+		static_cast<const simdjson::dom::document *>(v.doc), v.at, &bits, &neg, KVP_ERR_INVAL);
 	return rc ? rc : in_range(bits, neg, out);
 }
 
@@ -447,7 +450,8 @@ extern "C" int kvp_json_str_is(struct kvp_json_val v, const char *s)
 	return kvp_json_str(v, &got, &len) == KVP_OK && std::strlen(s) == len && !std::memcmp(s, got, len);
 }
 
-extern "C" int kvp_json_getn(struct kvp_json_val obj, const char *key, size_t key_len, struct kvp_json_val *out)
+extern "C" int kvp_json_getn(
+	struct kvp_json_val obj, const char *key, size_t key_len, struct kvp_json_val *out)
 {
 	if (ref(obj).tape_ref_type() != tape_type::START_OBJECT)
 		return KVP_ERR_INVAL;
@@ -514,7 +518,8 @@ extern "C" int kvp_json_next(struct kvp_json_iter *it)
 	return 1;
 }
 
-template <typename T, bool bit_pattern> static int integers(struct kvp_json_val v, T *out, size_t cap, size_t *n)
+template <typename T, bool bit_pattern>
+static int integers(struct kvp_json_val v, T *out, size_t cap, size_t *n)
 {
 	*n = 0;
 	const auto *d = static_cast<const simdjson::dom::document *>(v.doc);

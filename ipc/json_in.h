@@ -1,10 +1,10 @@
 /* ipc/json_in.h — JSON text in: simdjson's DOM behind C, exact 64-bit integers, bounded depth.
  *
- * Shape      struct kvp_json: a reusable parser (opaque). struct kvp_json_val: 16 bytes, a place in the document
- *            last parsed; copy it freely.
+ * Shape      struct kvp_json: a reusable parser (opaque). struct kvp_json_val: 16 bytes, a place in the
+ *            document last parsed; copy it freely.
  * Truth      the parser's tape. Strings point into the parser, not into the input.
  * Writers    kvp_json_parse, one thread a parser. Values are read by the same thread.
- * Readers    everybody who parses bodies: httpd, indexer, discovery, peer, policy files, vector tests.
+ * Who        everybody who parses bodies: httpd, indexer, discovery, peer, policy files, vector tests.
  * Ordering   none: process-local memory.
  * Lifetime   values and strings are valid until the next kvp_json_parse or kvp_json_free of that parser.
  *            A warm parser (an input at most as long as one seen before) allocates nothing.
@@ -12,10 +12,10 @@
  * Proved by  tests/t_json.c, tests/fuzz/f_json.c.
  *
  * Rules: RFC 8259 text only: byte order mark, NaN, comments, trailing commas, unescaped control characters,
- * invalid UTF-8 and text after the value are syntax errors. Duplicate members: the last wins (kvp_json_get; who
- * iterates and assigns gets it for free). Members that nobody reads may hold lone surrogates (read as U+FFFD),
- * integers beyond 64 bits (read as doubles) and numbers beyond a double (reading them is KVP_ERR_LIMIT).
- * Strings may hold NUL: always use the length. No C++ exception leaves json_in.cc.
+ * invalid UTF-8 and text after the value are syntax errors. Duplicate members: the last wins (kvp_json_get;
+ * who iterates and assigns gets it for free). Members that nobody reads may hold lone surrogates (read as
+ * U+FFFD), integers beyond 64 bits (read as doubles) and numbers beyond a double (reading them is
+ * KVP_ERR_LIMIT). Strings may hold NUL: always use the length. No C++ exception leaves json_in.cc.
  */
 #ifndef KVP_IPC_JSON_IN_H
 #define KVP_IPC_JSON_IN_H
@@ -28,9 +28,9 @@
 extern "C" {
 #endif
 
-#define KVP_JSON_DEPTH_MAX 128         /* nested objects and arrays */
-#define KVP_JSON_SLACK_BYTES 64        /* readable bytes behind an input that saves the copy */
-#define KVP_JSON_LEN_MAX (1ull << 30)  /* longest text */
+#define KVP_JSON_DEPTH_MAX 128        /* nested objects and arrays */
+#define KVP_JSON_SLACK_BYTES 64       /* readable bytes behind an input that saves the copy */
+#define KVP_JSON_LEN_MAX (1ull << 30) /* longest text */
 
 enum kvp_json_slack {
 	KVP_JSON_NO_SLACK, /* the text is copied into the parser first */
@@ -66,8 +66,9 @@ void kvp_json_free(struct kvp_json *p);
  * text, len  the bytes; len 0 is a syntax error. Not changed; not referenced after the call.
  * depth_max  1..KVP_JSON_DEPTH_MAX; values nested deeper are refused. A scalar is depth 0.
  * err        may be NULL; always set otherwise.
- * return     KVP_OK; KVP_ERR_PROTO (syntax, UTF-8), KVP_ERR_LIMIT (depth or length), KVP_ERR_FULL (no memory),
- *            KVP_ERR_INVAL (arguments). After a failure the parser is reusable and old values are void.
+ * return     KVP_OK; KVP_ERR_PROTO (syntax, UTF-8), KVP_ERR_LIMIT (depth or length), KVP_ERR_FULL (no
+ *            memory), KVP_ERR_INVAL (arguments). After a failure the parser is reusable and old values are
+ *            void.
  */
 int kvp_json_parse_slack(struct kvp_json *p, const void *text, size_t len, uint32_t depth_max,
 	enum kvp_json_slack slack, struct kvp_json_val *root, struct kvp_json_err *err);
@@ -115,8 +116,8 @@ int kvp_json_next(struct kvp_json_iter *it);
 
 /* Whole arrays of integers into out[cap], one call. The only functions that set an out-parameter on failure:
  *
- * n        in any case: elements stored, or the index of the offending element, or with KVP_ERR_FULL the length
- *          of the array.
+ * n        in any case: elements stored, or the index of the offending element, or with KVP_ERR_FULL the
+ *          length of the array.
  * return   KVP_OK; KVP_ERR_INVAL (not an array; *n = 0), KVP_ERR_PROTO (element *n is no integer),
  *          KVP_ERR_LIMIT (element *n is out of range), KVP_ERR_FULL (more than cap elements, nothing stored).
  * kvp_json_h64s takes -2^63 .. 2^64-1 as bit patterns (hashes are written both ways). */

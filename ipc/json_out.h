@@ -3,7 +3,7 @@
  * Shape      struct kvp_jw: buffer, length, nesting as two bit arrays. Commas and colons come by themselves.
  * Truth      buf[0..len). err is sticky: after the first failure every call is a no-op.
  * Writers    the owner's thread.
- * Readers    the owner's thread.
+ * Who        the owner's thread.
  * Ordering   none: process-local memory.
  * Lifetime   init to free; kvp_jw_reset keeps the memory, so a warm writer allocates nothing.
  * Crash      nothing survives the process.
@@ -11,8 +11,8 @@
  *
  * Strings: control characters, quote and backslash escaped; each byte that isn't part of valid UTF-8 becomes
  * U+FFFD. Integers exact. Doubles: shortest text that reads back as the same value; NaN and infinities: null.
- * Calls in the wrong place (a value in an object without a key, kvp_jw_end at the outermost level, nesting over
- * KVP_JW_DEPTH_MAX) set err to KVP_ERR_INVAL instead of writing something invalid.
+ * Calls in the wrong place (a value in an object without a key, kvp_jw_end at the outermost level, nesting
+ * over KVP_JW_DEPTH_MAX) set err to KVP_ERR_INVAL instead of writing something invalid.
  */
 #ifndef KVP_IPC_JSON_OUT_H
 #define KVP_IPC_JSON_OUT_H
@@ -39,7 +39,8 @@ void kvp_jw_reset(struct kvp_jw *w); /* empty text, level 0, err cleared; memory
 void kvp_jw_free(struct kvp_jw *w);
 /* kvp_jw_drain empties buf but keeps the nesting: the caller has sent buf[0..len) (streamed replies). */
 void kvp_jw_drain(struct kvp_jw *w);
-/* kvp_jw_done: KVP_OK if exactly one value was written and everything is closed, else err or KVP_ERR_INVAL. */
+/* kvp_jw_done: KVP_OK if exactly one value was written and everything is closed, else err or KVP_ERR_INVAL.
+ * */
 int kvp_jw_done(const struct kvp_jw *w);
 
 void kvp_jw_obj(struct kvp_jw *w); /* { */
@@ -56,7 +57,8 @@ void kvp_jw_bool(struct kvp_jw *w, int v); /* 0 = false */
 void kvp_jw_null(struct kvp_jw *w);
 /* kvp_jw_raw: the bytes of one complete JSON value, trusted. */
 void kvp_jw_raw(struct kvp_jw *w, const char *text, size_t len);
-/* kvp_jw_val writes a parsed value with everything in it (text may differ in spacing, escapes, number form). */
+/* kvp_jw_val writes a parsed value with everything in it (text may differ in spacing, escapes, number
+ * form). */
 void kvp_jw_val(struct kvp_jw *w, struct kvp_json_val v);
 
 /* Shorthands for members. */

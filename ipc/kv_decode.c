@@ -1,6 +1,8 @@
-/* ipc/kv_decode.c — msgpack batch -> events. The rules are in kv_event.h; here is how they are met in one pass.
+/* ipc/kv_decode.c — msgpack batch -> events. The rules are in kv_event.h; here is how they are met in one
+ * pass.
  *
- * An event is read into the arena on the way. If anything in it is wrong, the cursor goes back to its first byte
+ * An event is read into the arena on the way. If anything in it is wrong, the cursor goes back to its first
+ *    byte
  * and one generic skip decides: a complete value costs the event, an incomplete one the batch.
  */
 #include <stdlib.h>
@@ -137,7 +139,10 @@ static const struct {
 	uint8_t len;
 	enum key key;
 } key_table[] = {
-#define K(text, id) {text, sizeof(text) - 1, id}
+#define K(text, id)                                                                                          \
+	{                                                                                                    \
+		text, sizeof(text) - 1, id                                                                   \
+	}
 	K("type", KEY_TYPE),
 	K("block_hashes", KEY_HASHES),
 	K("parent_block_hash", KEY_PARENT),
@@ -234,8 +239,8 @@ static int read_tokens(struct kvp_kv_dec *d, struct kvp_mp *c, struct kvp_kv_eve
 	return KVP_OK;
 }
 
-/* Remember where member k is and pass it. The two long lists are read at once instead of being passed; whether a
- * bad one matters is known only with the type. The only errors: truncated, too deep, no memory. */
+/* Remember where member k is and pass it. The two long lists are read at once instead of being passed;
+ * whether a bad one matters is known only with the type. The only errors: truncated, too deep, no memory. */
 static int note(struct kvp_kv_dec *d, struct kvp_mp *c, enum key k, struct fields *f, struct kvp_kv_event *ev)
 {
 	struct kvp_mp start = *c;
@@ -477,8 +482,8 @@ static int extra_items(struct kvp_kv_dec *d, struct kvp_mp *c, uint32_t block, s
 }
 
 /* Either list: nil, or one nil or value a block. The multimodal objects go to ev (wins: overwrites). */
-static int read_lists(struct kvp_kv_dec *d, const struct fields *f, enum key k, struct extra *x,
-	struct kvp_kv_event *ev)
+static int read_lists(
+	struct kvp_kv_dec *d, const struct fields *f, enum key k, struct extra *x, struct kvp_kv_event *ev)
 {
 	struct kvp_mp c = f->at[k];
 	uint32_t n;
@@ -635,8 +640,8 @@ static int tail_is_new(struct kvp_mp c, uint32_t n)
 	return 1;
 }
 
-static int read_tail(struct kvp_kv_dec *d, struct kvp_mp *c, uint32_t n, struct fields *f,
-	struct kvp_kv_event *ev)
+static int read_tail(
+	struct kvp_kv_dec *d, struct kvp_mp *c, uint32_t n, struct fields *f, struct kvp_kv_event *ev)
 {
 	static const enum key in_order[5] = {KEY_GROUP, KEY_KIND, KEY_WINDOW, KEY_LOCALITY, KEY_OWNERSHIP};
 	uint32_t cnt = n < 5 ? n : 5;
@@ -685,8 +690,8 @@ static int read_metadata(struct kvp_kv_dec *d, struct kvp_mp *c, struct fields *
 static int read_array_event(struct kvp_kv_dec *d, struct kvp_mp *c, struct kvp_kv_event *ev)
 {
 	/* KEY_CNT = passed. Position 7 of a store is read_metadata's. */
-	static const enum key stored[] = {KEY_TYPE, KEY_HASHES, KEY_PARENT, KEY_TOKENS, KEY_BLOCK_SIZE, KEY_CNT,
-		KEY_MEDIUM, KEY_LORA, KEY_EXTRA};
+	static const enum key stored[] = {KEY_TYPE, KEY_HASHES, KEY_PARENT, KEY_TOKENS, KEY_BLOCK_SIZE,
+		KEY_CNT, KEY_MEDIUM, KEY_LORA, KEY_EXTRA};
 	static const enum key removed[] = {KEY_TYPE, KEY_HASHES, KEY_MEDIUM};
 	struct fields f = {.hashes_ok = 0};
 	uint32_t n, fixed = 1;

@@ -1,19 +1,21 @@
 /* ipc/kv_event.h — KV-cache events of engines: one msgpack batch -> events -> operations on the index.
  *
- * Shape      struct kvp_kv_dec: arena of one decoder thread, reused for each batch. struct kvp_kv_norm: what one
- *            listener (one rank endpoint) has learned: cache groups, and LoRA and salt of the blocks of each rank.
+ * Shape      struct kvp_kv_dec: arena of one decoder thread, reused for each batch. struct kvp_kv_norm:
+ *            what one listener (one rank endpoint) has learned: cache groups, and LoRA and salt of the
+ *            blocks of each rank.
  * Truth      the engine's stream; the norm state follows the operations that were let through.
  * Writers    the decoder thread that owns the listener; nothing here is shared.
- * Readers    indexer's decoder threads; tests.
+ * Who        indexer's decoder threads; tests.
  * Ordering   none: process-local memory. Events must be normalised in the order of the stream.
  * Lifetime   a decoded batch points into the payload and the arena: valid until the next decode, or until the
  *            payload goes. An operation points into the batch.
  * Crash      all state is lost with the process; the listener starts with an unset watermark and replays.
  * Proved by  tests/v_kv_events.c (70 payloads), tests/t_kv_event.c, tests/fuzz/f_kvevent.c.
  *
- * Every published shape of a batch and an event is accepted (arrays, maps, old and new tails, SGLang's metadata
- * map, typed extra keys, bytes as hashes, token pairs). A batch that cannot be framed is refused as a whole; an
- * error inside one event costs that event only. Every event that has no effect has a reason: the caller counts.
+ * Every published shape of a batch and an event is accepted (arrays, maps, old and new tails, SGLang's
+ * metadata map, typed extra keys, bytes as hashes, token pairs). A batch that cannot be framed is refused
+ * as a whole; an error inside one event costs that event only. Every event that has no effect has a reason:
+ * the caller counts.
  */
 #ifndef KVP_IPC_KV_EVENT_H
 #define KVP_IPC_KV_EVENT_H
@@ -83,15 +85,15 @@ void kvp_kv_dec_free(struct kvp_kv_dec *d);
 
 /* kvp_kv_decode decodes one batch. Bytes behind the first complete value are ignored.
  *
- * return     KVP_OK (possibly with malformed events); KVP_ERR_PROTO: not framed (truncated, reserved byte, outer
- *            shape, rank outside int32); KVP_ERR_LIMIT: payload, events or arena over the limits above;
+ * return     KVP_OK (possibly with malformed events); KVP_ERR_PROTO: not framed (truncated, reserved byte,
+ *            outer shape, rank outside int32); KVP_ERR_LIMIT: payload, events or arena over the limits above;
  *            KVP_ERR_FULL: no memory. On errors nothing may be applied and the watermark stays.
  * blocks     no. Time linear in len.
  */
 int kvp_kv_decode(struct kvp_kv_dec *d, const void *payload, size_t len, struct kvp_kv_batch *out);
 
-/* kvp_kv_tier_name: "device", "host_pinned", "disk", "external". kvp_kv_tier_of: KVP_ERR_NOTFOUND if the medium
- * names no tier; an absent or empty medium is the device. */
+/* kvp_kv_tier_name: "device", "host_pinned", "disk", "external". kvp_kv_tier_of: KVP_ERR_NOTFOUND if the
+ * medium names no tier; an absent or empty medium is the device. */
 const char *kvp_kv_tier_name(enum kvp_kv_tier t);
 int kvp_kv_tier_of(struct kvp_kv_str medium, enum kvp_kv_tier *out);
 
@@ -123,11 +125,11 @@ enum kvp_kv_reason {
 const char *kvp_kv_reason_name(enum kvp_kv_reason r);
 
 enum kvp_kv_op_kind {
-	KVP_KV_OP_STORE,      /* ext[i] is block i of the token windows, behind parent */
-	KVP_KV_OP_ATTACH,     /* lower tier, no tokens: attach each ext that is already known */
-	KVP_KV_OP_REMOVE,     /* each ext, in this tier */
-	KVP_KV_OP_CLEAR,      /* everything of the rank, all tiers */
-	KVP_KV_OP_CLEAR_TIER  /* everything of the rank in this tier */
+	KVP_KV_OP_STORE,     /* ext[i] is block i of the token windows, behind parent */
+	KVP_KV_OP_ATTACH,    /* lower tier, no tokens: attach each ext that is already known */
+	KVP_KV_OP_REMOVE,    /* each ext, in this tier */
+	KVP_KV_OP_CLEAR,     /* everything of the rank, all tiers */
+	KVP_KV_OP_CLEAR_TIER /* everything of the rank in this tier */
 };
 
 struct kvp_kv_op {
@@ -142,14 +144,14 @@ struct kvp_kv_op {
 	const uint32_t *tok;
 	uint32_t tok_cnt, block_size;
 	enum kvp_hash_window window;
-	uint64_t seed; /* LoRA and salt, own or inherited from the parent */
+	uint64_t seed;                /* LoRA and salt, own or inherited from the parent */
 	const struct kvp_hash_mm *mm; /* lists of the first mm_cnt blocks, or NULL */
 	uint32_t mm_cnt;
 };
 
 struct kvp_kv_norm;
-/* kvp_kv_norm_new makes the state of one listener. block_size: the partition's, 1..2^32-1. NULL without memory
- * or for block_size 0. */
+/* kvp_kv_norm_new makes the state of one listener. block_size: the partition's, 1..2^32-1. NULL without
+ * memory or for block_size 0. */
 struct kvp_kv_norm *kvp_kv_norm_new(uint32_t block_size);
 void kvp_kv_norm_free(struct kvp_kv_norm *n);
 /* kvp_kv_norm_reset forgets everything: publisher restart. kvp_kv_norm_forget_rank: one rank was cleared or
@@ -161,10 +163,10 @@ uint32_t kvp_kv_norm_remembered(const struct kvp_kv_norm *n);
 
 /* kvp_kv_normalise turns one event of the effective rank dp_rank into an operation.
  *
- * dp_rank    batch rank if the batch has one, else the registered rank; the caller has checked that it belongs to
- *            the worker.
+ * dp_rank    batch rank if the batch has one, else the registered rank; the caller has checked that it
+ *            belongs to the worker.
  * return     KVP_KV_REASON_OK and *op; any other: the event has no effect, op is untouched.
  */
-enum kvp_kv_reason kvp_kv_normalise(struct kvp_kv_norm *n, const struct kvp_kv_event *ev, uint32_t dp_rank,
-	struct kvp_kv_op *op);
+enum kvp_kv_reason kvp_kv_normalise(
+	struct kvp_kv_norm *n, const struct kvp_kv_event *ev, uint32_t dp_rank, struct kvp_kv_op *op);
 #endif

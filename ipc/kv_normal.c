@@ -1,7 +1,8 @@
 /* ipc/kv_normal.c — decoded event -> operation on the index. The rules are in kv_event.h.
  *
- * LoRA and salt enter a block's seed as sums of independent terms, so what is remembered of a block is the two
- * terms, not the texts. Only blocks with LoRA or salt are remembered, as long as any tier of the rank holds them.
+ * LoRA and salt enter a block's seed as sums of independent terms, so what is remembered of a block is the
+ * two terms, not the texts. Only blocks with LoRA or salt are remembered, as long as any tier of the rank
+ * holds them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -218,7 +219,7 @@ static void forget_cell(struct kvp_kv_norm *n, struct rank_state *r, struct memo
 
 static void forget_tier(struct kvp_kv_norm *n, struct rank_state *r, enum kvp_kv_tier tier)
 {
-	/* Freeing moves later cells into the hole, so a place is looked at until it holds nothing to free; a cell
+	/* Freeing moves later cells into the hole, so look at a place until it holds nothing to free; a cell
 	 * that moved from the end to the front across the wrap has been seen already. */
 	for (uint32_t i = 0; i < r->cell_max; i++) {
 		while (r->cell[i].tiers == TIER_BIT(tier))
@@ -327,7 +328,7 @@ static enum kvp_kv_reason check_group(struct rank_state *r, const struct kvp_kv_
 		enum group_class class = class_of(ev->group_kind);
 		if (ev->has_group && ev->kind == KVP_KV_STORED)
 			learn(r, ev->group_idx, class);
-		return class == GROUP_MAIN	? KVP_KV_REASON_OK
+		return class == GROUP_MAIN      ? KVP_KV_REASON_OK
 		       : class == GROUP_UNKNOWN ? KVP_KV_REASON_UNKNOWN_KIND
 						: KVP_KV_REASON_NON_MAIN_KIND;
 	}
@@ -382,8 +383,7 @@ static enum kvp_kv_reason check_distinct(struct kvp_kv_norm *n, const struct kvp
 
 /* ---- kinds ---- */
 
-static enum kvp_kv_reason attach(
-	struct rank_state *r, const struct kvp_kv_event *ev, struct kvp_kv_op *op)
+static enum kvp_kv_reason attach(struct rank_state *r, const struct kvp_kv_event *ev, struct kvp_kv_op *op)
 {
 	if (op->tier == KVP_KV_DEVICE || !ev->hash_cnt)
 		return KVP_KV_REASON_EMPTY_STORE;
@@ -398,8 +398,8 @@ static enum kvp_kv_reason attach(
 	return KVP_KV_REASON_OK;
 }
 
-static enum kvp_kv_reason store(struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev,
-	struct kvp_kv_op *op)
+static enum kvp_kv_reason store(
+	struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev, struct kvp_kv_op *op)
 {
 	enum kvp_kv_reason why = check_distinct(n, ev);
 	if (why != KVP_KV_REASON_OK)
@@ -434,8 +434,8 @@ static enum kvp_kv_reason store(struct kvp_kv_norm *n, struct rank_state *r, con
 	return KVP_KV_REASON_OK;
 }
 
-static void removed(struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev,
-	struct kvp_kv_op *op)
+static void removed(
+	struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev, struct kvp_kv_op *op)
 {
 	for (uint32_t i = 0; i < ev->hash_cnt && r->cell_cnt; i++) {
 		struct memory *m = recall(r, ev->hash[i]);
@@ -460,8 +460,8 @@ static enum kvp_kv_reason check_origin(const struct kvp_kv_event *ev, enum kvp_k
 	return kvp_kv_tier_of(ev->medium, tier) == KVP_OK ? KVP_KV_REASON_OK : KVP_KV_REASON_UNKNOWN_MEDIUM;
 }
 
-static enum kvp_kv_reason block_event(struct kvp_kv_norm *n, const struct kvp_kv_event *ev, uint32_t dp_rank,
-	struct kvp_kv_op *op)
+static enum kvp_kv_reason block_event(
+	struct kvp_kv_norm *n, const struct kvp_kv_event *ev, uint32_t dp_rank, struct kvp_kv_op *op)
 {
 	struct rank_state *r = NULL;
 	enum kvp_kv_reason why = check_origin(ev, &op->tier);
@@ -477,8 +477,8 @@ static enum kvp_kv_reason block_event(struct kvp_kv_norm *n, const struct kvp_kv
 	return KVP_KV_REASON_OK;
 }
 
-enum kvp_kv_reason kvp_kv_normalise(struct kvp_kv_norm *n, const struct kvp_kv_event *ev, uint32_t dp_rank,
-	struct kvp_kv_op *op)
+enum kvp_kv_reason kvp_kv_normalise(
+	struct kvp_kv_norm *n, const struct kvp_kv_event *ev, uint32_t dp_rank, struct kvp_kv_op *op)
 {
 	struct kvp_kv_op o = {.dp_rank = dp_rank};
 	enum kvp_kv_reason why = KVP_KV_REASON_OK;

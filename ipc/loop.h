@@ -10,8 +10,8 @@
  * Readers    the same thread.
  * Ordering   callbacks run one after another, never from inside the call that asked for them (the two
  *            exceptions are named below). Everything that callbacks ask for is submitted once a turn.
- * Lifetime   open to close; kvp_loop_close releases all descriptors and buffers of objects still open, without
- *            callbacks; the structs may be freed before or after.
+ * Lifetime   open to close; kvp_loop_close releases all descriptors and buffers of objects still open,
+ *            without callbacks; the structs may be freed before or after.
  * Crash      process-local; the kernel closes everything.
  * Proved by  tests/t_loop.c (both back ends).
  */
@@ -50,14 +50,17 @@ void kvp_loop_stop(struct kvp_loop *l);
 
 /* kvp_loop_now_ns: CLOCK_MONOTONIC at the start of this turn. */
 uint64_t kvp_loop_now_ns(const struct kvp_loop *l);
-/* kvp_loop_stat_take copies the statistics and starts a new turn_max_ns (feed it to a LOOP_MAX_NS counter). */
+/* kvp_loop_stat_take copies the statistics and starts a new turn_max_ns (feed it to a LOOP_MAX_NS counter).
+ * */
 void kvp_loop_stat_take(struct kvp_loop *l, struct kvp_loop_stat *out);
 
-/* kvp_loop_before_sleep: hook runs once a turn after all callbacks; nonzero = there is work, do not block this
- * turn. The place to announce "I sleep now, wake me" and to look once more at shared queues. NULL removes it. */
+/* kvp_loop_before_sleep: hook runs once a turn after all callbacks; nonzero = there is work, do not block
+ * this turn. The place to announce "I sleep now, wake me" and to look once more at shared queues. NULL
+ * removes it. */
 void kvp_loop_before_sleep(struct kvp_loop *l, int (*hook)(void *ctx), void *ctx);
 
-/* Deferred call: runs once at the end of this turn, before the next submission. Setting it twice is one call. */
+/* Deferred call: runs once at the end of this turn, before the next submission. Setting it twice is one
+ * call. */
 struct kvp_defer {
 	struct kvp_loop *loop;
 	struct kvp_defer *next, **prev; /* prev NULL = not set */
@@ -67,9 +70,9 @@ struct kvp_defer {
 void kvp_loop_defer(struct kvp_loop *l, struct kvp_defer *d, void (*cb)(void *ctx), void *ctx);
 void kvp_loop_defer_cancel(struct kvp_defer *d); /* not set: nothing */
 
-/* Timers. Zero the struct before first use. Set again = moved (to a later time at no cost). cb runs once, at the
- * first turn at or after deadline_ns (kvp_loop_now_ns clock); it may set the timer again. After cancel no
- * callback comes and the struct may be freed. */
+/* Timers. Zero the struct before first use. Set again = moved (to a later time at no cost). cb runs once,
+ * at the first turn at or after deadline_ns (kvp_loop_now_ns clock); it may set the timer again. After
+ * cancel no callback comes and the struct may be freed. */
 struct kvp_timer {
 	uint64_t deadline_ns; /* wanted */
 	uint64_t key_ns;      /* place in the heap, never later than deadline_ns */
@@ -81,9 +84,9 @@ int kvp_timer_set(struct kvp_loop *l, struct kvp_timer *t, uint64_t deadline_ns,
 	void (*cb)(void *ctx, struct kvp_timer *t), void *ctx); /* KVP_OK, KVP_ERR_SYS: no memory */
 void kvp_timer_cancel(struct kvp_loop *l, struct kvp_timer *t);
 
-/* Watched descriptors (eventfd, signalfd, ZMQ's): cb runs while fd is readable (level-triggered: read it, or it
- * comes again; for ZMQ look at ZMQ_EVENTS until empty). The fd stays the caller's and must stay open until
- * unwatch; after unwatch no callback comes and the struct may be freed. */
+/* Watched descriptors (eventfd, signalfd, ZMQ's): cb runs while fd is readable (level-triggered: read it,
+ * or it comes again; for ZMQ look at ZMQ_EVENTS until empty). The fd stays the caller's and must stay open
+ * until unwatch; after unwatch no callback comes and the struct may be freed. */
 struct kvp_watch {
 	struct kvp_loop *loop; /* NULL = not watching */
 	uint32_t slot;
@@ -94,8 +97,8 @@ struct kvp_watch {
 int kvp_loop_watch_fd(struct kvp_loop *l, struct kvp_watch *w, int fd, void (*cb)(void *ctx, int fd), void *ctx);
 void kvp_loop_unwatch(struct kvp_watch *w); /* not watching: nothing */
 
-/* Addresses: IPv4 and IPv6 literals ("::1" or "[::1]"), "*" or "" = any; a unix socket path (at most 107 bytes).
- * KVP_ERR_INVAL for anything else; names are not resolved. */
+/* Addresses: IPv4 and IPv6 literals ("::1" or "[::1]"), "*" or "" = any; a unix socket path (at most 107
+ * bytes). KVP_ERR_INVAL for anything else; names are not resolved. */
 struct kvp_addr {
 	struct sockaddr_storage ss;
 	socklen_t len;
@@ -104,8 +107,8 @@ int kvp_addr_ip(struct kvp_addr *a, const char *ip, uint16_t port);
 int kvp_addr_unix(struct kvp_addr *a, const char *path);
 
 /* Listeners. on_accept owns the new connected descriptor. Flags are or-ed. listen_fd takes over a listening
- * descriptor made elsewhere. listener_close with KVP_LISTENER_SERVE first hands over (from inside the call) what
- * already waits in the backlog. */
+ * descriptor made elsewhere. listener_close with KVP_LISTENER_SERVE first hands over (from inside the call)
+ * what already waits in the backlog. */
 struct kvp_listener {
 	struct kvp_loop *loop; /* NULL = closed */
 	uint32_t slot;
@@ -149,21 +152,21 @@ struct kvp_sock {
 	uint64_t tx_bytes; /* bytes the kernel took so far: progress for stall timers */
 };
 
-/* kvp_sock_open adopts a connected descriptor; kvp_sock_connect makes one (on_connect reports). On failure the
- * descriptor given to open is closed. TCP sockets get TCP_NODELAY. */
+/* kvp_sock_open adopts a connected descriptor; kvp_sock_connect makes one (on_connect reports). On failure
+ * the descriptor given to open is closed. TCP sockets get TCP_NODELAY. */
 int kvp_sock_open(struct kvp_loop *l, struct kvp_sock *s, int fd, const struct kvp_sock_ops *ops, void *ctx);
 int kvp_sock_connect(struct kvp_loop *l, struct kvp_sock *s, const struct kvp_addr *a,
 	const struct kvp_sock_ops *ops, void *ctx);
-/* recv_start delivers on_recv until recv_stop, end or error. After recv_stop at most one more on_recv comes. An
- * idle receiving socket holds no buffer. */
+/* recv_start delivers on_recv until recv_stop, end or error. After recv_stop at most one more on_recv
+ * comes. An idle receiving socket holds no buffer. */
 void kvp_sock_recv_start(struct kvp_sock *s);
 void kvp_sock_recv_stop(struct kvp_sock *s);
-/* kvp_sock_send sends len >= 1 bytes at buf + off, partial writes continued. buf comes from malloc and belongs to
- * the loop until on_sent; if the socket is closed before, the loop frees it. One send at a time: KVP_ERR_AGAIN
- * (buf stays the caller's) while one runs. */
+/* kvp_sock_send sends len >= 1 bytes at buf + off, partial writes continued. buf comes from malloc and
+ * belongs to the loop until on_sent; if the socket is closed before, the loop frees it. One send at a time:
+ * KVP_ERR_AGAIN (buf stays the caller's) while one runs. */
 int kvp_sock_send(struct kvp_sock *s, char *buf, uint64_t off, uint64_t len);
-/* kvp_sock_watch_hup reports a dead peer while nothing is received: RDHUP|HUP after recv_stop, HUP after the end
- * of stream was received. Replaces an earlier watch; 0 ends it. */
+/* kvp_sock_watch_hup reports a dead peer while nothing is received: RDHUP|HUP after recv_stop, HUP after
+ * the end of stream was received. Replaces an earlier watch; 0 ends it. */
 int kvp_sock_watch_hup(struct kvp_sock *s, int hup);
 void kvp_sock_shutdown(struct kvp_sock *s); /* sends FIN; receiving goes on */
 /* kvp_sock_close: no callback comes after it; the struct may be freed at once. Closed: nothing. */

@@ -22,14 +22,14 @@ static uint64_t be(const uint8_t *p, size_t n)
 static const struct {
 	uint8_t type, bytes;
 } wide[32] = {
-	{KVP_MP_NIL, 0}, {KVP_MP_NONE, 0}, {KVP_MP_BOOL, 0}, {KVP_MP_BOOL, 0},               /* c0 */
-	{KVP_MP_BIN, 1}, {KVP_MP_BIN, 2}, {KVP_MP_BIN, 4}, {KVP_MP_EXT, 1},                  /* c4 */
-	{KVP_MP_EXT, 2}, {KVP_MP_EXT, 4}, {KVP_MP_FLOAT, 4}, {KVP_MP_FLOAT, 8},              /* c8 */
-	{KVP_MP_INT, 1}, {KVP_MP_INT, 2}, {KVP_MP_INT, 4}, {KVP_MP_INT, 8},                  /* cc */
-	{KVP_MP_INT, 1}, {KVP_MP_INT, 2}, {KVP_MP_INT, 4}, {KVP_MP_INT, 8},                  /* d0 */
-	{KVP_MP_EXT, 0}, {KVP_MP_EXT, 0}, {KVP_MP_EXT, 0}, {KVP_MP_EXT, 0},                  /* d4 */
-	{KVP_MP_EXT, 0}, {KVP_MP_STR, 1}, {KVP_MP_STR, 2}, {KVP_MP_STR, 4},                  /* d8 */
-	{KVP_MP_ARR, 2}, {KVP_MP_ARR, 4}, {KVP_MP_MAP, 2}, {KVP_MP_MAP, 4},                  /* dc */
+	{KVP_MP_NIL, 0}, {KVP_MP_NONE, 0}, {KVP_MP_BOOL, 0}, {KVP_MP_BOOL, 0},  /* c0 */
+	{KVP_MP_BIN, 1}, {KVP_MP_BIN, 2}, {KVP_MP_BIN, 4}, {KVP_MP_EXT, 1},     /* c4 */
+	{KVP_MP_EXT, 2}, {KVP_MP_EXT, 4}, {KVP_MP_FLOAT, 4}, {KVP_MP_FLOAT, 8}, /* c8 */
+	{KVP_MP_INT, 1}, {KVP_MP_INT, 2}, {KVP_MP_INT, 4}, {KVP_MP_INT, 8},     /* cc */
+	{KVP_MP_INT, 1}, {KVP_MP_INT, 2}, {KVP_MP_INT, 4}, {KVP_MP_INT, 8},     /* d0 */
+	{KVP_MP_EXT, 0}, {KVP_MP_EXT, 0}, {KVP_MP_EXT, 0}, {KVP_MP_EXT, 0},     /* d4 */
+	{KVP_MP_EXT, 0}, {KVP_MP_STR, 1}, {KVP_MP_STR, 2}, {KVP_MP_STR, 4},     /* d8 */
+	{KVP_MP_ARR, 2}, {KVP_MP_ARR, 4}, {KVP_MP_MAP, 2}, {KVP_MP_MAP, 4},     /* dc */
 };
 
 static void head_wide(const uint8_t *p, struct head *h)

@@ -3,15 +3,16 @@
  * Shape      struct kvp_mp: position and end of caller memory.
  * Truth      the bytes.
  * Writers    the owner of the cursor, one thread.
- * Readers    kv_decode.c, replica messages.
+ * Who        kv_decode.c, replica messages.
  * Ordering   none: process-local memory.
  * Lifetime   strings point into the message.
  * Crash      nothing survives the process.
  * Proved by  tests/t_kv_event.c (against msgpack-c), tests/fuzz/f_kvevent.c.
  *
- * Why not the library's unpacker: it builds a tree of 24-byte objects and allocates by the counts that the message
- * claims. Here a count is compared with the bytes that are left before anybody allocates by it.
- * All functions return KVP_OK and move on, or KVP_ERR_PROTO (other type, truncated, reserved byte) and stay.
+ * Why not the library's unpacker: it builds a tree of 24-byte objects and allocates by the counts that the
+ * message claims (five bytes can ask for 64 GiB). Here a count is compared with the bytes that are left
+ * before anybody allocates by it. All functions return KVP_OK and move on, or KVP_ERR_PROTO (other type,
+ * truncated, reserved byte) and stay.
  */
 #ifndef KVP_IPC_MP_IN_H
 #define KVP_IPC_MP_IN_H

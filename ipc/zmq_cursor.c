@@ -37,8 +37,8 @@ static enum kvp_zmq_verdict restarted(struct kvp_zmq_cursor *c, uint64_t now_ns)
 	return KVP_ZMQ_RESET;
 }
 
-enum kvp_zmq_verdict kvp_zmq_cursor_live(struct kvp_zmq_cursor *c, uint64_t seq, uint64_t now_ns,
-	struct kvp_zmq_gap *gap)
+enum kvp_zmq_verdict kvp_zmq_cursor_live(
+	struct kvp_zmq_cursor *c, uint64_t seq, uint64_t now_ns, struct kvp_zmq_gap *gap)
 {
 	KVP_ASSERT(!c->is_replaying);
 	*gap = (struct kvp_zmq_gap){0, 0, KVP_ZMQ_REPLAY_DUE};
@@ -114,8 +114,8 @@ int kvp_zmq_cursor_covered(const struct kvp_zmq_cursor *c)
 	return c->cnt && c->last + 1 >= c->target;
 }
 
-enum kvp_zmq_incomplete kvp_zmq_cursor_replay_end(struct kvp_zmq_cursor *c, enum kvp_zmq_cause cause,
-	uint64_t now_ns)
+enum kvp_zmq_incomplete kvp_zmq_cursor_replay_end(
+	struct kvp_zmq_cursor *c, enum kvp_zmq_cause cause, uint64_t now_ns)
 {
 	enum kvp_zmq_incomplete r = classify(c);
 	c->is_replaying = 0;

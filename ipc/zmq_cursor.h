@@ -1,17 +1,19 @@
 /* ipc/zmq_cursor.h — what to do with sequence numbers: gaps, replays, duplicates, restarted publishers.
  *
- * Shape      a pure state machine of one rank endpoint: numbers in, verdicts out; no socket, no clock of its own.
+ * Shape      a pure state machine of one rank endpoint: numbers in, verdicts out; no socket, no clock of
+ *            its own.
  * Truth      w: last applied batch (watermark). live: last number received on the live socket.
  * Writers    the listener's thread (zmq_sub.c).
- * Readers    the same.
+ * Who        the same.
  * Ordering   none: process-local memory.
  * Lifetime   a registration of a rank: a new registration starts with an unset watermark.
  * Crash      lost with the process; the next one starts unset and replays from 0.
  * Proved by  tests/v_kv_events.c (cursor and replay vectors), tests/t_zmq_sub.c.
  *
- * A live number equal to the last live one is a duplicate; a smaller one can only come from a new publisher (one
- * connection delivers in order): clear the rank, start unset. w is no measure for that, a replay moves it ahead.
- * A replay that ends incomplete or held a bad batch starts a cooldown in which gaps are counted, not repaired.
+ * A live number equal to the last live one is a duplicate; a smaller one can only come from a new publisher
+ * (one connection delivers in order): clear the rank, start unset. w is no measure for that, a replay moves
+ * it ahead. A replay that ends incomplete or held a bad batch starts a cooldown in which gaps are counted,
+ * not repaired.
  */
 #ifndef KVP_IPC_ZMQ_CURSOR_H
 #define KVP_IPC_ZMQ_CURSOR_H
@@ -39,7 +41,7 @@ struct kvp_zmq_gap {
 	enum kvp_zmq_no_replay why; /* with missing > 0 and KVP_ZMQ_APPLY: why there is no replay */
 };
 
-enum kvp_zmq_cause { /* how a replay ended */
+enum kvp_zmq_cause {           /* how a replay ended */
 	KVP_ZMQ_CAUSE_END,     /* end marker */
 	KVP_ZMQ_CAUSE_TIMEOUT, /* no progress */
 	KVP_ZMQ_CAUSE_BROKEN,  /* a reply that is no reply, or the request could not be sent */
@@ -80,18 +82,19 @@ void kvp_zmq_cursor_init(struct kvp_zmq_cursor *c, int has_replay, uint64_t cool
 
 /* kvp_zmq_cursor_live judges the number of a live message (never KVP_ZMQ_SEQ_END). Not while replaying.
  * KVP_ZMQ_REPLAY has opened the replay: kvp_zmq_cursor_replay_end must follow. gap is always set. */
-enum kvp_zmq_verdict kvp_zmq_cursor_live(struct kvp_zmq_cursor *c, uint64_t seq, uint64_t now_ns,
-	struct kvp_zmq_gap *gap);
+enum kvp_zmq_verdict kvp_zmq_cursor_live(
+	struct kvp_zmq_cursor *c, uint64_t seq, uint64_t now_ns, struct kvp_zmq_gap *gap);
 /* kvp_zmq_cursor_is_new: is seq beyond the watermark? */
 int kvp_zmq_cursor_is_new(const struct kvp_zmq_cursor *c, uint64_t seq);
 /* kvp_zmq_cursor_applied moves the watermark; not called for a live batch that could not be framed. */
 void kvp_zmq_cursor_applied(struct kvp_zmq_cursor *c, uint64_t seq);
-/* kvp_zmq_cursor_replayed records a replayed batch that is_new let through; is_framed 0: bad, watermark stays. */
+/* kvp_zmq_cursor_replayed records a replayed batch that is_new let through; is_framed 0: bad, watermark
+ * stays. */
 void kvp_zmq_cursor_replayed(struct kvp_zmq_cursor *c, uint64_t seq, int is_framed);
 /* kvp_zmq_cursor_covered: has the replay brought everything up to its target? */
 int kvp_zmq_cursor_covered(const struct kvp_zmq_cursor *c);
-enum kvp_zmq_incomplete kvp_zmq_cursor_replay_end(struct kvp_zmq_cursor *c, enum kvp_zmq_cause cause,
-	uint64_t now_ns);
+enum kvp_zmq_incomplete kvp_zmq_cursor_replay_end(
+	struct kvp_zmq_cursor *c, enum kvp_zmq_cause cause, uint64_t now_ns);
 /* kvp_zmq_cursor_set_replay: the replay address changed or went (ends the cooldown). */
 void kvp_zmq_cursor_set_replay(struct kvp_zmq_cursor *c, int has_replay);
 #endif

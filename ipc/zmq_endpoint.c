@@ -66,7 +66,8 @@ int kvp_zmq_endpoint_check(const char *endpoint, char *err, size_t cap)
 	size_t scheme_len = (size_t)(sep - endpoint);
 	if (scheme_len == 3 && !memcmp(endpoint, "tcp", 3))
 		return check_tcp(addr, err, cap);
-	if ((scheme_len == 3 && !memcmp(endpoint, "ipc", 3)) || (scheme_len == 6 && !memcmp(endpoint, "inproc", 6)))
+	if ((scheme_len == 3 && !memcmp(endpoint, "ipc", 3)) ||
+		(scheme_len == 6 && !memcmp(endpoint, "inproc", 6)))
 		return *addr ? KVP_OK : refuse(err, cap, "endpoint needs an address");
 	return refuse(err, cap, "unsupported endpoint scheme, use tcp, ipc or inproc");
 }

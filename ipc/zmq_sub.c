@@ -1,6 +1,7 @@
 /* ipc/zmq_sub.c — sockets around the cursor, see zmq_sub.h.
  *
- * One live message at a time is held from the moment it was read until it is settled: first a reset or a replay may
+ * One live message at a time is held from the moment it was read until it is settled: first a reset or a
+ *     replay may
  * have to come before it, and the consumer may have no room. Nothing is read from the live socket meanwhile.
  */
 #include <errno.h>
@@ -242,7 +243,7 @@ void kvp_zmq_sub_after_snapshot(struct kvp_zmq_sub *s)
 
 enum kvp_zmq_reply kvp_zmq_reply_parse(const struct kvp_zmq_frame *frame, uint32_t n, uint64_t *seq)
 {
-	/* Read from the end: [.. ] seq payload. In front there may be a delimiter, a topic, both or neither. */
+	/* Read from the end: [.. ] seq payload. In front: delimiter, topic, both or neither. */
 	if (n == 1 && !frame[0].len)
 		return KVP_ZMQ_REPLY_END;
 	if (n < 2 || n > 4)
@@ -259,8 +260,8 @@ enum kvp_zmq_reply kvp_zmq_reply_parse(const struct kvp_zmq_frame *frame, uint32
 	return KVP_ZMQ_REPLY_BATCH;
 }
 
-/* Read one whole message without blocking. The first FRAME_MAX frames go to part (all initialised, closed by the
- * caller); the rest is dropped but counted. 0 = nothing there. */
+/* Read one whole message without blocking. The first FRAME_MAX frames go to part (all initialised, closed
+ * by the caller); the rest is dropped but counted. 0 = nothing there. */
 static uint32_t recv_parts(void *sock, zmq_msg_t part[FRAME_MAX])
 {
 	uint32_t n = 0;
@@ -593,7 +594,8 @@ void kvp_zmq_sub_fds(const struct kvp_zmq_sub *s, int fd[2])
 /* Has the listener something to do without waiting? Blocked ones do, but nobody can tell when. */
 static int is_due(const struct kvp_zmq_sub *s)
 {
-	return is_running(s) && (s->is_blocked || (s->held != HELD_NONE && s->held != HELD_WAIT) || s->has_reply);
+	return is_running(s) &&
+	       (s->is_blocked || (s->held != HELD_NONE && s->held != HELD_WAIT) || s->has_reply);
 }
 
 static uint32_t poll_items(const struct kvp_zmq_sub *s, zmq_pollitem_t *item)
@@ -642,8 +644,8 @@ static uint32_t work_all(struct kvp_zmq_sub **sub, uint32_t cnt, const zmq_polli
 	return done;
 }
 
-int kvp_zmq_sub_poll(struct kvp_zmq_sub **sub, uint32_t cnt, int wake_fd, int timeout_ms, uint32_t msg_max,
-	int *is_woken)
+int kvp_zmq_sub_poll(
+	struct kvp_zmq_sub **sub, uint32_t cnt, int wake_fd, int timeout_ms, uint32_t msg_max, int *is_woken)
 {
 	zmq_pollitem_t on_stack[POLL_STACK], *item = on_stack;
 	uint32_t n = 0, done = 0;

@@ -33,15 +33,17 @@ static struct kvp_json_val elem(struct kvp_json_val v, size_t n)
 
 static void test_numbers(void)
 {
-	struct kvp_json_val v = must("[0,18446744073709551615,-9223372036854775808,9223372036854775807,3.0,1e2,-1,"
-				     "18446744073709551616,-9223372036854775809,1e999,-1E999,true,4294967296,-0]");
+	struct kvp_json_val v =
+		must("[0,18446744073709551615,-9223372036854775808,9223372036854775807,3.0,1e2,-1,"
+		     "18446744073709551616,-9223372036854775809,1e999,-1E999,true,4294967296,-0]");
 	uint64_t u = 7;
 	int64_t i = 7;
 	uint32_t s = 7;
 	double d = 7;
 	ok(kvp_json_u64(elem(v, 0), &u) == KVP_OK && u == 0, "0 is an integer");
 	ok(kvp_json_u64(elem(v, 1), &u) == KVP_OK && u == UINT64_MAX, "2^64-1 is exact");
-	ok(kvp_json_i64(elem(v, 1), &i) == KVP_ERR_LIMIT && i == 7, "2^64-1 is outside int64, output untouched");
+	ok(kvp_json_i64(elem(v, 1), &i) == KVP_ERR_LIMIT && i == 7,
+		"2^64-1 is outside int64, output untouched");
 	ok(kvp_json_i64(elem(v, 2), &i) == KVP_OK && i == INT64_MIN, "-2^63 is exact");
 	ok(kvp_json_u64(elem(v, 2), &u) == KVP_ERR_LIMIT, "a negative is outside uint64");
 	ok(kvp_json_i64(elem(v, 3), &i) == KVP_OK && i == INT64_MAX, "2^63-1 is exact");
@@ -63,9 +65,11 @@ static void test_numbers(void)
 	char big[401];
 	memset(big, '8', 400);
 	big[400] = 0;
-	ok(parse(big, &v) == KVP_OK && kvp_json_double(v, &d) == KVP_ERR_LIMIT, "400 digits parse, unreadable");
+	ok(parse(big, &v) == KVP_OK && kvp_json_double(v, &d) == KVP_ERR_LIMIT,
+		"400 digits parse, unreadable");
 	big[30] = 0;
-	ok(parse(big, &v) == KVP_OK && kvp_json_double(v, &d) == KVP_OK && fabs(d / 8.88888888888e29 - 1) < 1e-9,
+	ok(parse(big, &v) == KVP_OK && kvp_json_double(v, &d) == KVP_OK &&
+			fabs(d / 8.88888888888e29 - 1) < 1e-9,
 		"30 digits read as a double");
 	v = must("1e-999");
 	ok(kvp_json_double(v, &d) == KVP_OK && d == 0, "1e-999 is 0");
@@ -73,21 +77,25 @@ static void test_numbers(void)
 
 static void test_syntax(void)
 {
-	static const char *const bad[] = {"", " ", "{", "[1,]", "{\"a\":1,}", "{a:1}", "'a'", "[1 2]", "1 2", "NaN",
-		"Infinity", "-", "01", "1.", ".5", "+1", "1e", "--1", "[1]x", "// c\n1", "/* c */1", "\xef\xbb\xbf{}",
-		"\"\t\"", "\"a", "\"\\x\"", "\"\\u12\"", "\"\xff\"", "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "nul", "tru",
-		"[", "]", "{\"a\"}", "{\"a\":}", "\"\\ud80\"", "1e999x", "[01e999]"};
+	static const char *const bad[] = {"", " ", "{", "[1,]", "{\"a\":1,}", "{a:1}", "'a'", "[1 2]", "1 2",
+		"NaN", "Infinity", "-", "01", "1.", ".5", "+1", "1e", "--1", "[1]x", "// c\n1", "/* c */1",
+		"\xef\xbb\xbf{}", "\"\t\"", "\"a", "\"\\x\"", "\"\\u12\"", "\"\xff\"", "\"\xc0\x80\"",
+		"\"\xed\xa0\x80\"", "nul", "tru", "[", "]", "{\"a\"}", "{\"a\":}", "\"\\ud80\"", "1e999x",
+		"[01e999]"};
 	struct kvp_json_val v = {NULL, 5};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct kvp_json_err e = {0, NULL};
 		int rc = kvp_json_parse(P, bad[i], strlen(bad[i]), 128, &v, &e);
-		ok(rc == KVP_ERR_PROTO && e.code == rc && e.text && v.at == 5, "case %zu is a syntax error", i);
+		ok(rc == KVP_ERR_PROTO && e.code == rc && e.text && v.at == 5, "case %zu is a syntax error",
+			i);
 	}
-	ok(kvp_json_parse(P, "1\0", 2, 128, &v, NULL) == KVP_ERR_PROTO, "a NUL behind the value is a syntax error");
+	ok(kvp_json_parse(P, "1\0", 2, 128, &v, NULL) == KVP_ERR_PROTO,
+		"a NUL behind the value is a syntax error");
 	ok(kvp_json_parse(P, "\"a\0b\"", 5, 128, &v, NULL) == KVP_ERR_PROTO, "a raw NUL in a string, too");
 	ok(kvp_json_parse(P, "1", 1, 0, &v, NULL) == KVP_ERR_INVAL, "depth 0 is a bad argument");
 	ok(kvp_json_parse(P, "1", 1, 129, &v, NULL) == KVP_ERR_INVAL, "depth 129 is a bad argument");
-	ok(kvp_json_parse(P, "1", 1ull << 40, 128, &v, NULL) == KVP_ERR_LIMIT, "2^40 bytes are over the limit");
+	ok(kvp_json_parse(P, "1", 1ull << 40, 128, &v, NULL) == KVP_ERR_LIMIT,
+		"2^40 bytes are over the limit");
 }
 
 /* n levels, the innermost holding core. */
@@ -125,9 +133,11 @@ static void test_objects(void)
 {
 	struct kvp_json_val v = must("{\"a\":1,\"b\":[1,2],\"a\":2,\"\":3,\"k\\u0000z\":4,\"a\":7}"), m;
 	uint64_t u = 0;
-	ok(kvp_json_get(v, "a", &m) == KVP_OK && kvp_json_u64(m, &u) == KVP_OK && u == 7, "the last duplicate wins");
+	ok(kvp_json_get(v, "a", &m) == KVP_OK && kvp_json_u64(m, &u) == KVP_OK && u == 7,
+		"the last duplicate wins");
 	ok(kvp_json_get(v, "", &m) == KVP_OK && kvp_json_u64(m, &u) == KVP_OK && u == 3, "empty key");
-	ok(kvp_json_getn(v, "k\0z", 3, &m) == KVP_OK && kvp_json_u64(m, &u) == KVP_OK && u == 4, "key with NUL");
+	ok(kvp_json_getn(v, "k\0z", 3, &m) == KVP_OK && kvp_json_u64(m, &u) == KVP_OK && u == 4,
+		"key with NUL");
 	ok(kvp_json_get(v, "k", &m) == KVP_ERR_NOTFOUND, "a key is not its prefix");
 	ok(kvp_json_get(v, "c", &m) == KVP_ERR_NOTFOUND, "unknown key");
 	is_u64(kvp_json_len(v), 6, "members, duplicates counted");
@@ -165,7 +175,8 @@ static void test_strings(void)
 		"a pair behind a lone one survives");
 	ok(kvp_json_str_is(elem(v, 3), "\\ud800"), "an escaped backslash is no escape");
 	ok(kvp_json_str(must("1"), &s, &n) == KVP_ERR_INVAL, "a number is no string");
-	ok(!kvp_json_str_is(must("\"ab\""), "a") && !kvp_json_str_is(must("\"a\""), "ab"), "lengths are compared");
+	ok(!kvp_json_str_is(must("\"ab\""), "a") && !kvp_json_str_is(must("\"a\""), "ab"),
+		"lengths are compared");
 }
 
 static void test_arrays(void)
@@ -174,24 +185,29 @@ static void test_arrays(void)
 	int64_t i[4];
 	uint64_t h[4];
 	size_t n = 99;
-	ok(kvp_json_u32s(must("[1,4294967295,0]"), u, 4, &n) == KVP_OK && n == 3 && u[1] == UINT32_MAX, "u32 list");
+	ok(kvp_json_u32s(must("[1,4294967295,0]"), u, 4, &n) == KVP_OK && n == 3 && u[1] == UINT32_MAX,
+		"u32 list");
 	ok(kvp_json_u32s(must("[]"), u, 0, &n) == KVP_OK && n == 0, "empty list");
-	ok(kvp_json_u32s(must("[1,2,4294967296]"), u, 4, &n) == KVP_ERR_LIMIT && n == 2, "element 2 out of range");
+	ok(kvp_json_u32s(must("[1,2,4294967296]"), u, 4, &n) == KVP_ERR_LIMIT && n == 2,
+		"element 2 out of range");
 	ok(kvp_json_u32s(must("[1,-2]"), u, 4, &n) == KVP_ERR_LIMIT && n == 1, "element 1 negative");
 	ok(kvp_json_u32s(must("[1,2.0]"), u, 4, &n) == KVP_ERR_PROTO && n == 1, "element 1 no integer");
 	ok(kvp_json_u32s(must("[[1]]"), u, 4, &n) == KVP_ERR_PROTO && n == 0, "element 0 a list");
 	ok(kvp_json_u32s(must("[null]"), u, 4, &n) == KVP_ERR_PROTO && n == 0, "element 0 null");
-	ok(kvp_json_u32s(must("[1,99999999999999999999]"), u, 4, &n) == KVP_ERR_LIMIT && n == 1, "beyond 64 bits");
+	ok(kvp_json_u32s(must("[1,99999999999999999999]"), u, 4, &n) == KVP_ERR_LIMIT && n == 1,
+		"beyond 64 bits");
 	ok(kvp_json_u32s(must("[1,2,3,4,5]"), u, 4, &n) == KVP_ERR_FULL && n == 5, "5 elements into 4");
 	ok(kvp_json_u32s(must("{}"), u, 4, &n) == KVP_ERR_INVAL && n == 0, "an object is no list");
 	ok(kvp_json_i64s(must("[-9223372036854775808,9223372036854775807]"), i, 4, &n) == KVP_OK && n == 2 &&
 			i[0] == INT64_MIN && i[1] == INT64_MAX,
 		"i64 list");
-	ok(kvp_json_i64s(must("[0,9223372036854775808]"), i, 4, &n) == KVP_ERR_LIMIT && n == 1, "2^63 is no i64");
-	ok(kvp_json_u64s(must("[18446744073709551615]"), h, 4, &n) == KVP_OK && h[0] == UINT64_MAX, "u64 list");
+	ok(kvp_json_i64s(must("[0,9223372036854775808]"), i, 4, &n) == KVP_ERR_LIMIT && n == 1,
+		"2^63 is no i64");
+	ok(kvp_json_u64s(must("[18446744073709551615]"), h, 4, &n) == KVP_OK && h[0] == UINT64_MAX,
+		"u64 list");
 	ok(kvp_json_u64s(must("[-1]"), h, 4, &n) == KVP_ERR_LIMIT && n == 0, "-1 is no u64");
-	ok(kvp_json_h64s(must("[-1,18446744073709551615,-9223372036854775808]"), h, 4, &n) == KVP_OK && n == 3 &&
-			h[0] == UINT64_MAX && h[1] == UINT64_MAX && h[2] == 1ull << 63,
+	ok(kvp_json_h64s(must("[-1,18446744073709551615,-9223372036854775808]"), h, 4, &n) == KVP_OK &&
+			n == 3 && h[0] == UINT64_MAX && h[1] == UINT64_MAX && h[2] == 1ull << 63,
 		"hashes in both notations");
 	size_t cnt = 40000, at = 0;
 	char *text = malloc(cnt * 8 + KVP_JSON_SLACK_BYTES);
@@ -231,8 +247,8 @@ static void test_slack(void)
 
 static void is_text(struct kvp_jw *w, const char *want, const char *name)
 {
-	ok(kvp_jw_done(w) == KVP_OK && w->len == strlen(want) && !memcmp(w->buf, want, w->len), "%s (%.*s)", name,
-		(int)w->len, w->buf ? w->buf : "");
+	ok(kvp_jw_done(w) == KVP_OK && w->len == strlen(want) && !memcmp(w->buf, want, w->len), "%s (%.*s)",
+		name, (int)w->len, w->buf ? w->buf : "");
 	kvp_jw_reset(w);
 }
 
@@ -260,22 +276,26 @@ static void test_write(void)
 	kvp_jw_ku64(&w, "u", 5);
 	kvp_jw_end(&w);
 	is_text(&w,
-		"{\"a\\\"b\":\"x\\ny\\u0001\x7f/\\\\\",\"n\":[18446744073709551615,-9223372036854775808,-1,0,null,[],"
+		"{\"a\\\"b\":\"x\\ny\\u0001\x7f/"
+		"\\\\\",\"n\":[18446744073709551615,-9223372036854775808,-1,0,null,[],"
 		"{},[1]],\"t\":true,\"f\":false,\"u\":5}",
 		"a nested object");
-	static const double num[] = {0.1, 1, -0.0, 1e300, 5e-324, 1.0 / 3, 123456789012345680.0, NAN, INFINITY};
+	static const double num[] = {
+		0.1, 1, -0.0, 1e300, 5e-324, 1.0 / 3, 123456789012345680.0, NAN, INFINITY};
 	kvp_jw_arr(&w);
 	for (size_t i = 0; i < sizeof(num) / sizeof(num[0]); i++)
 		kvp_jw_f64(&w, num[i]);
 	kvp_jw_end(&w);
 	is_text(&w,
-		"[0.1,1.0,-0.0,1e+300,4.94065645841247e-324,0.3333333333333333,1.2345678901234568e+17,null,null]",
+		"[0.1,1.0,-0.0,1e+300,4.94065645841247e-324,0.3333333333333333,1.2345678901234568e+17,null,"
+		"null]",
 		"doubles");
 	static const struct {
 		const char *in, *out;
 	} utf[] = {{"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\""},
 		{"a\xff", "\"a\xef\xbf\xbd\""}, {"\xc0\x80", "\"\xef\xbf\xbd\xef\xbf\xbd\""},
-		{"\xed\xa0\x80", "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\""}, {"\xe2\x82", "\"\xef\xbf\xbd\xef\xbf\xbd\""},
+		{"\xed\xa0\x80", "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\""},
+		{"\xe2\x82", "\"\xef\xbf\xbd\xef\xbf\xbd\""},
 		{"\xf4\x90\x80\x80", "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\""}, {"", "\"\""}};
 	for (size_t i = 0; i < sizeof(utf) / sizeof(utf[0]); i++) {
 		kvp_jw_str(&w, utf[i].in);
@@ -354,10 +374,12 @@ static void test_round_trip(void)
 	struct kvp_json_iter it = kvp_json_each(v);
 	for (int i = 0; same && kvp_json_next(&it); i++) {
 		double d = 0;
-		same = kvp_json_type(it.val) == KVP_JSON_DOUBLE && kvp_json_double(it.val, &d) == KVP_OK && d == in[i];
+		same = kvp_json_type(it.val) == KVP_JSON_DOUBLE && kvp_json_double(it.val, &d) == KVP_OK &&
+		       d == in[i];
 	}
 	ok(same, "500 random doubles come back exactly");
-	const char *text = "{\"a\":[1,-2,18446744073709551615,0.5,\"x\\u0000\",null,true,false,[],{}],\"\":{\"b\":[[[]]]}}";
+	const char *text = "{\"a\":[1,-2,18446744073709551615,0.5,\"x\\u0000\",null,true,false,[],{}],\"\":{"
+			   "\"b\":[[[]]]}}";
 	kvp_jw_reset(&w);
 	kvp_jw_val(&w, must(text));
 	is_text(&w, text, "a parsed value is written back");

@@ -99,8 +99,8 @@ static int same_mm(const struct kvp_kv_event *ev, struct kvp_json_val want)
 
 static const char *kind_name(enum kvp_kv_kind k)
 {
-	static const char *const name[] = {"stored", "removed", "cleared", "tier_cleared", "ignored", "unknown",
-		"malformed"};
+	static const char *const name[] = {
+		"stored", "removed", "cleared", "tier_cleared", "ignored", "unknown", "malformed"};
 	return name[k];
 }
 
@@ -109,8 +109,8 @@ static void check_stored(const char *name, const struct kvp_kv_event *ev, struct
 	struct kvp_json_val v;
 	uint32_t tok[4096];
 	size_t n = 0;
-	int same = get(want, "token_ids", &v) && kvp_json_u32s(v, tok, 4096, &n) == KVP_OK && n == ev->tok_cnt &&
-		   (!n || !memcmp(tok, ev->tok, n * sizeof(*tok)));
+	int same = get(want, "token_ids", &v) && kvp_json_u32s(v, tok, 4096, &n) == KVP_OK &&
+		   n == ev->tok_cnt && (!n || !memcmp(tok, ev->tok, n * sizeof(*tok)));
 	ok(same, "%s: tokens", name);
 	is_u64(ev->block_size, get_num(want, "block_size"), "%s: block size", name);
 	if (get(want, "parent_hash", &v))
@@ -119,8 +119,8 @@ static void check_stored(const char *name, const struct kvp_kv_event *ev, struct
 		ok(!ev->has_parent, "%s: no parent", name);
 	ok(same_text(ev->lora, get_text(want, "lora_name")), "%s: LoRA", name);
 	ok(same_text(ev->salt, get_text(want, "cache_namespace")), "%s: salt", name);
-	ok((ev->window == KVP_HASH_WINDOW_EAGLE) == (kvp_json_get(want, "is_eagle", &v) == KVP_OK), "%s: window",
-		name);
+	ok((ev->window == KVP_HASH_WINDOW_EAGLE) == (kvp_json_get(want, "is_eagle", &v) == KVP_OK),
+		"%s: window", name);
 	if (get(want, "block_mm_hashes", &v))
 		ok(same_mm(ev, v), "%s: multimodal objects", name);
 	else
@@ -144,8 +144,8 @@ static void check_blocks(const char *name, const struct kvp_kv_op *op, struct kv
 	}
 }
 
-static void check_event(const char *name, struct kvp_kv_norm *norm, const struct kvp_kv_event *ev, uint32_t rank,
-	struct kvp_json_val want)
+static void check_event(const char *name, struct kvp_kv_norm *norm, const struct kvp_kv_event *ev,
+	uint32_t rank, struct kvp_json_val want)
 {
 	struct kvp_json_val v;
 	struct kvp_kv_op op = {.dp_rank = 0};
@@ -166,7 +166,8 @@ static void check_event(const char *name, struct kvp_kv_norm *norm, const struct
 			"%s: group", name);
 		ok(same_text(ev->group_kind, get_text(want, "kv_cache_spec_kind")), "%s: group kind", name);
 		if (get(want, "kv_cache_spec_sliding_window", &v))
-			ok(ev->has_window && ev->sliding_window == get_num(want, "kv_cache_spec_sliding_window"),
+			ok(ev->has_window &&
+					ev->sliding_window == get_num(want, "kv_cache_spec_sliding_window"),
 				"%s: sliding window", name);
 	}
 	enum kvp_kv_reason why = kvp_kv_normalise(norm, ev, rank, &op);
@@ -175,8 +176,8 @@ static void check_event(const char *name, struct kvp_kv_norm *norm, const struct
 	else if (get(want, "indexed_blocks", &v) && kvp_json_len(v))
 		check_blocks(name, &op, v);
 	else if (ev->kind == KVP_KV_STORED)
-		ok(why != KVP_KV_REASON_OK || op.kind == KVP_KV_OP_ATTACH, "%s: nothing is indexed (%s)", name,
-			kvp_kv_reason_name(why));
+		ok(why != KVP_KV_REASON_OK || op.kind == KVP_KV_OP_ATTACH, "%s: nothing is indexed (%s)",
+			name, kvp_kv_reason_name(why));
 	else if (ev->kind == KVP_KV_REMOVED)
 		ok(why == KVP_KV_REASON_OK && op.kind == KVP_KV_OP_REMOVE && op.ext_cnt == ev->hash_cnt,
 			"%s: removed", name);
@@ -234,7 +235,9 @@ static void test_external(struct kvp_kv_dec *d, struct kvp_json_val list)
 	while (kvp_json_next(&it)) {
 		size_t len;
 		uint8_t *hash = unhex(get_text(it.val, "msgpack_hex"), &len), buf[128];
-		static const char head[] = "\x92\x01\x91\x92\xac" "BlockRemoved" "\x91";
+		static const char head[] = "\x92\x01\x91\x92\xac"
+					   "BlockRemoved"
+					   "\x91";
 		struct kvp_json_val want;
 		struct kvp_kv_batch b;
 		memcpy(buf, head, sizeof(head) - 1);
@@ -268,7 +271,8 @@ static void send_raw(struct fx *f, zmq_msg_t *id)
 	}
 }
 
-static void check_replay(struct fx *f, struct kvp_json_val expect, const char *name, uint64_t live, uint32_t from)
+static void check_replay(
+	struct fx *f, struct kvp_json_val expect, const char *name, uint64_t live, uint32_t from)
 {
 	const struct kvp_zmq_stats *st = kvp_zmq_sub_stats(f->sub);
 	struct kvp_json_val v;
@@ -289,8 +293,8 @@ static void check_replay(struct fx *f, struct kvp_json_val expect, const char *n
 		is_u64(kvp_zmq_sub_cursor(f->sub)->w, get_num(expect, "watermark"), "%s: watermark", name);
 	} else {
 		ok(live_applied, "%s: the live batch is applied", name);
-		is_u64(f->w_before_live, get_num(expect, "watermark_after_replay"), "%s: watermark after replay",
-			name);
+		is_u64(f->w_before_live, get_num(expect, "watermark_after_replay"),
+			"%s: watermark after replay", name);
 		is_u64(kvp_zmq_sub_cursor(f->sub)->w, live, "%s: watermark", name);
 	}
 	int complete = 0;
@@ -299,7 +303,8 @@ static void check_replay(struct fx *f, struct kvp_json_val expect, const char *n
 	const char *reason = complete ? "complete" : get_text(expect, "reason");
 	for (int r = 0; r < KVP_ZMQ_INCOMPLETE_CNT; r++)
 		if (st->incomplete[r])
-			is_str(kvp_zmq_incomplete_name((enum kvp_zmq_incomplete)r), reason, "%s: outcome", name);
+			is_str(kvp_zmq_incomplete_name((enum kvp_zmq_incomplete)r), reason, "%s: outcome",
+				name);
 	is_u64(st->ended[KVP_ZMQ_CAUSE_END], 1, "%s: ended by its marker", name);
 }
 
@@ -362,7 +367,8 @@ static void test_step(struct kvp_json_val t, uint32_t idx)
 	ok(got == want, "cursor %u: %s, %s", idx, observe, action);
 	if (want == KVP_ZMQ_REPLAY) {
 		uint64_t from = strtoull(action + 12, NULL, 10);
-		ok(gap.start == from && c.start == from && c.target == seq, "cursor %u: range of the replay", idx);
+		ok(gap.start == from && c.start == from && c.target == seq, "cursor %u: range of the replay",
+			idx);
 		kvp_zmq_cursor_replay_end(&c, KVP_ZMQ_CAUSE_END, 1);
 	}
 	if (no_endpoint)

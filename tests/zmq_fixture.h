@@ -1,4 +1,5 @@
-/* tests/zmq_fixture.h — an engine in the test's own thread: XPUB and ROUTER on ephemeral ports, a replay buffer.
+/* tests/zmq_fixture.h — an engine in the test's own thread: XPUB and ROUTER on ephemeral ports, a replay
+ * buffer.
  *
  * XPUB speaks PUB's protocol and tells when a subscription has arrived, so nothing has to be slept for.
  * fx_until pumps engine and listener until a condition holds; after 10 s the condition has failed.
@@ -255,8 +256,8 @@ __attribute__((unused)) static void fx_close(struct fx *f)
 	kvp_kv_dec_free(f->dec);
 }
 
-__attribute__((unused)) static void fx_publish_raw(struct fx *f, const void *num, size_t num_len, const void *p,
-	size_t len)
+__attribute__((unused)) static void fx_publish_raw(
+	struct fx *f, const void *num, size_t num_len, const void *p, size_t len)
 {
 	zmq_send(f->pub, "kv", 2, ZMQ_SNDMORE);
 	zmq_send(f->pub, num, num_len, ZMQ_SNDMORE);
