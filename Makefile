@@ -113,6 +113,10 @@ test: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_BUILD_DIR=$(B) $(PROVE) -j$(JOBS) --exec '' $(TESTS) $(SCRIPTS)
 check: test
+# A node, simulated engines, kvpick against round-robin on a bundled trace: TRACE=file takes another one.
+run: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS)
+	KVP_BUILD_DIR=$(B) TRACE='$(TRACE)' SCALE='$(SCALE)' LOAD_ARGS='$(LOAD_ARGS)' deploy/run-demo.sh
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
 lint:

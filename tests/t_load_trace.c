@@ -1,6 +1,7 @@
 /* tests/t_load_trace.c — traces: reader, spreading, block ids to tokens, generator, statistics, and the
  * quality that the simulated reference policy reaches on the bundled trace. */
 #include "bench/load/gen.h"
+#include "bench/load/node.h"
 #include "bench/load/options.h"
 #include "bench/load/simulate.h"
 #include "bench/load/trace.h"
@@ -160,6 +161,61 @@ static void test_sets(void)
 		"other URLs are refused");
 }
 
+/* member reads one member of the object in the writer. */
+static struct kvp_json_val member(struct kvp_json *json, const struct kvp_jw *w, const char *key)
+{
+	struct kvp_json_val root, v = {0};
+	if (!kvp_json_parse(json, w->buf, w->len, KVP_JSON_DEPTH_MAX, &root, NULL))
+		kvp_json_get(root, key, &v);
+	return v;
+}
+
+static void test_bodies(void)
+{
+	static struct kvp_load_cfg cfg = {.model = "m", .group = "g"};
+	struct kvp_json *json = kvp_json_new();
+	struct kvp_jw w;
+	uint64_t id[] = {4, 5}, want[2], got[4];
+	uint32_t tok[1024], back[1024];
+	size_t n = 0;
+	kvp_jw_init(&w);
+	kvp_sim_cfg_default(&cfg.engine);
+	kvp_prompt_expand(id, 1024, tok);
+	kvp_node_select_body(&w, &cfg, tok, 1000, 7, "s-1");
+	is_u64(kvp_json_len(member(json, &w, "block_hashes")), 1, "hash form: whole blocks only");
+	kvp_node_select_body(&w, &cfg, tok, 1024, 7, "s-1");
+	want[0] = kvp_hash_block(tok, 512, NULL, 0, KVP_HASH_BASE_SEED);
+	want[1] = kvp_hash_block(tok + 512, 512, NULL, 0, KVP_HASH_BASE_SEED);
+	kvp_json_h64s(member(json, &w, "block_hashes"), got, 4, &n);
+	ok(n == 2 && got[0] == want[0] && got[1] == want[1], "with the public block hashes");
+	kvp_json_h64s(member(json, &w, "sequence_hashes"), got, 4, &n);
+	ok(n == 2 && got[0] == want[0] && got[1] == kvp_hash_seq(want[0], want[1]), "and their chain");
+	ok(kvp_json_str_is(member(json, &w, "selection_id"), "s-1"), "under the id that frees it");
+	cfg.node_form = cfg.engine_form = KVP_LOAD_TOKENS;
+	kvp_node_select_body(&w, &cfg, tok, 1000, 7, "s-1");
+	kvp_json_u32s(member(json, &w, "token_ids"), back, 1024, &n);
+	ok(n == 1000 && !memcmp(back, tok, n * sizeof(*tok)), "token form: the tokens");
+	kvp_node_engine_body(&w, &cfg, id, 2, tok, 1000, 7);
+	is_u64(kvp_json_len(member(json, &w, "prompt")), 1000, "engine, token form: the tokens");
+	cfg.engine_form = KVP_LOAD_HASHES;
+	kvp_node_engine_body(&w, &cfg, id, 2, tok, 1000, 7);
+	is_u64(kvp_json_len(member(json, &w, "kvpick_hash_ids")), 2, "engine, id form: the ids");
+	struct kvp_load_target t = {.host = "::1", .http_port = 80, .event_port = 81, .replay_port = 82};
+	kvp_node_worker_body(&w, &cfg, &t, 3);
+	ok(kvp_json_str_is(member(json, &w, "endpoint"), "http://[::1]:80"), "a worker's endpoint");
+	ok(kvp_json_str_is(member(json, &w, "replay_endpoint"), "tcp://[::1]:82"), "and its replay endpoint");
+	static const char selection[] = "{\"worker_id\":1,\"endpoint\":\"http://10.1.2.3:99\"}";
+	char host[64];
+	uint16_t port = 0;
+	is_u64(kvp_node_selection(json, selection, strlen(selection), host, &port), KVP_OK,
+		"a selection is read");
+	ok(port == 99 && !strcmp(host, "10.1.2.3"), "it names host and port");
+	ok(kvp_node_selection(json, "{}", 2, host, &port) == KVP_ERR_PROTO,
+		"without an endpoint it is refused");
+	kvp_jw_free(&w);
+	kvp_json_free(json);
+}
+
 static double hit(const struct kvp_run_stats *s)
 {
 	return (double)s->cached_tok / (double)s->prompt_tok;
@@ -195,6 +251,7 @@ int main(void)
 	test_generate();
 	test_stats();
 	test_sets();
+	test_bodies();
 	test_quality();
 	return done();
 }

@@ -15,11 +15,11 @@ struct kvp_gen_cfg {
 	uint32_t session_cnt; /* conversations, starting at random over the first four fifths of the time */
 	uint32_t turn_mean;   /* turns a conversation: 1 .. 2 * mean - 1, evenly */
 	uint32_t system_cnt;  /* distinct system prompts, low ones used more often */
-	uint32_t system_tok; /* length of a system prompt */
-	uint32_t user_tok;   /* mean tokens that a turn adds: half to three halves, evenly */
-	uint32_t out_tok;    /* mean tokens of an answer: likewise */
-	uint32_t think_s;    /* mean pause between turns, exponential, in seconds */
-	uint32_t duration_s; /* no request later than this */
+	uint32_t system_tok;  /* length of a system prompt */
+	uint32_t user_tok;    /* mean tokens that a turn adds: half to three halves, evenly */
+	uint32_t out_tok;     /* mean tokens of an answer: likewise */
+	uint32_t think_s;     /* mean pause between turns, exponential, in seconds */
+	uint32_t duration_s;  /* no request later than this */
 	uint64_t seed;
 };
 

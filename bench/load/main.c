@@ -1,5 +1,6 @@
 /* kvpick-load — replays request traces under a policy, simulates them, or generates one. */
 #include "bench/load/options.h"
+#include "bench/load/replay.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,14 +63,19 @@ int main(int argc, char **argv)
 	if (c.mode == KVP_LOAD_GENERATE)
 		return generate(&c) ? EXIT_FAILURE : EXIT_SUCCESS;
 	int rc = load_trace(&c, &t);
-	if (!rc)
+	if (!rc && c.mode == KVP_LOAD_SIMULATE)
 		rc = simulate(&c, &t, stats);
+	else if (!rc)
+		rc = kvp_replay(&c, &t, stats);
 	if (!rc && c.output == KVP_LOAD_JSON)
 		kvp_stats_json(stdout, stats, c.run_cnt);
 	else if (!rc)
 		kvp_stats_table(stdout, stats, c.run_cnt);
-	for (uint32_t i = 0; i < c.run_cnt; i++)
+	uint64_t error_cnt = 0;
+	for (uint32_t i = 0; i < c.run_cnt; i++) {
+		error_cnt += stats[i].error_cnt;
 		kvp_stats_free(&stats[i]);
+	}
 	kvp_trace_free(&t);
-	return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+	return rc || error_cnt ? EXIT_FAILURE : EXIT_SUCCESS;
 }
