@@ -198,6 +198,13 @@ int kvp_zmq_sub_open(const struct kvp_zmq_sub_cfg *cfg, struct kvp_zmq_sub **out
 	s->cfg.endpoint = s->endpoint;
 	s->cfg.replay_endpoint = s->replay_endpoint;
 	kvp_zmq_cursor_init(&s->cursor, s->replay_endpoint[0] != 0, s->cfg.cooldown_ms * NS_PER_MS);
+	if (cfg->resume) {
+		s->cursor.has_w = cfg->resume->has_w != 0;
+		s->cursor.w = cfg->resume->w;
+		s->cursor.has_live = cfg->resume->has_live != 0;
+		s->cursor.live = cfg->resume->live;
+	}
+	s->cfg.resume = NULL;
 	if (rc == KVP_OK && !(s->live = open_socket(s, ZMQ_SUB, s->endpoint)))
 		rc = KVP_ERR_SYS;
 	if (rc != KVP_OK) {

@@ -8,7 +8,8 @@
  * Ordering   batches come to on_batch in the order of their numbers; on_reset comes before the batches of
  *            the new publisher.
  * Lifetime   open to close. A closed and reopened listener has forgotten its watermark.
- * Crash      everything is lost; the publisher keeps its replay buffer, the next process asks from 0.
+ * Crash      everything is lost; the publisher keeps its replay buffer, the next process asks from 0, or from where
+ *            its caller says that the last one stopped (resume).
  * Proved by  tests/t_zmq_sub.c (real PUB and ROUTER), tests/v_kv_events.c.
  *
  * While a replay runs, the live socket is not read: its messages wait there in order (high-water mark). A
@@ -47,6 +48,12 @@ const char *kvp_zmq_state_name(enum kvp_zmq_state s); /* "pending", "buffering",
 
 enum kvp_zmq_gate { KVP_ZMQ_GATE_OPEN, KVP_ZMQ_GATE_SHUT };
 
+/* Where the listener of an earlier process stopped, for the same rank and publisher address. */
+struct kvp_zmq_resume {
+	uint8_t has_w, has_live; /* 0 = unset */
+	uint64_t w, live;        /* last batch applied, last one that came live */
+};
+
 struct kvp_zmq_sub_cfg {
 	void *zmq;                      /* ZMQ context */
 	const char *endpoint;           /* copied */
@@ -54,6 +61,7 @@ struct kvp_zmq_sub_cfg {
 	enum kvp_zmq_gate gate;         /* SHUT: buffer until kvp_zmq_sub_ready */
 	int rcvhwm;                     /* messages; 0 = default, -1 = unlimited */
 	uint32_t stall_ms, cooldown_ms; /* 0 = default */
+	const struct kvp_zmq_resume *resume; /* NULL: start unset. Not used after open. */
 	void *ctx;
 	/* One batch: KVP_OK (framed: the watermark moves), KVP_ERR_AGAIN (no room: offered again by the next
 	 * kvp_zmq_sub_work, nothing is read meanwhile), anything else: could not be framed, counted. */
