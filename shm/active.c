@@ -358,17 +358,21 @@ void book_frac(struct kvp_book *b, uint32_t idx, struct book_dom dom, uint64_t f
 	}
 }
 
-static void purge(struct kvp_book *b, uint64_t key)
+static void purge(struct kvp_book *b, uint64_t key, enum book_purge_what what)
 {
 	uint32_t none, i;
 	while ((i = find(b, key, ABSENT, &none)) != ABSENT) {
 		struct kvp_u128 *p = &b->act[place(b, key, i)], old = kvp_ld_u128(p), empty = { 0, 0 };
-		if (old.lo == key)
-			kvp_cas_u128(p, &old, empty);
+		if (old.lo != key)
+			continue;
+		if (what == PURGE_WHOLE && weight_of(old.hi) != KVP_BLK_FX_ONE)
+			return;
+		kvp_cas_u128(p, &old, empty);
 	}
 }
 
-void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_last, uint32_t epochs)
+void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_last, uint32_t epochs,
+	enum book_purge_what what)
 {
 	for (uint32_t ep = 0; ep < epochs; ep++) {
 		struct walk w;
@@ -376,7 +380,7 @@ void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_
 		while (w.cnt[w.half]) {
 			uint32_t hand = walk_up_next(b, &w);
 			for (uint32_t i = 0; i < w.cnt[hand]; i++)
-				purge(b, w.k[hand][i]);
+				purge(b, w.k[hand][i], what);
 			KVP_POINT("book:purge");
 		}
 	}

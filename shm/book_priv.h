@@ -208,7 +208,9 @@ struct book_dom book_dom(const struct kvp_book *b, uint32_t rank, uint32_t epoch
 int book_ref(struct kvp_book *b, uint32_t idx, struct book_dom dom, int64_t *delta, uint32_t *done);
 void book_unref(struct kvp_book *b, uint32_t idx, struct book_dom dom, uint32_t cnt, int64_t *delta);
 void book_frac(struct kvp_book *b, uint32_t idx, struct book_dom dom, uint64_t frac_fx, int64_t *delta);
-void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_last, uint32_t epochs);
+enum book_purge_what { PURGE_ALL, PURGE_WHOLE /* only entries whose weight is one */ };
+void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_last, uint32_t epochs,
+	enum book_purge_what what);
 int book_count(struct kvp_book *b, uint32_t idx, struct book_dom dom, struct book_dom old, int64_t *delta);
 /* book_key is the table key of one sequence hash; book_peek looks it up: count, 0 if absent. */
 uint64_t book_key(struct book_dom dom, uint64_t seq);

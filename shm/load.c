@@ -302,7 +302,7 @@ static uint32_t drop_one(struct kvp_book *b, uint32_t idx, uint32_t rank, uint64
 	for (;;) {
 		uint64_t s = kvp_ld_acq_u64(w);
 		if (S_BASE(s) == ST_FREED) /* its performer may have died before it dropped the references */
-			book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1);
+			book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1, PURGE_ALL);
 		if (!IS_IN(s, BASES_LIVE | BASES_FREEING))
 			return 0;
 		int ours = IS_IN(s, BASE_BIT(ST_BOOKED) | BASE_BIT(ST_PRE_A) | BASE_BIT(ST_OUT_B));
@@ -310,7 +310,7 @@ static uint32_t drop_one(struct kvp_book *b, uint32_t idx, uint32_t rank, uint64
 		if (!kvp_cas_ar_u64(w, s, n))
 			continue;
 		KVP_POINT("book:drop");
-		book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1);
+		book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1, PURGE_ALL);
 		if (ours)
 			book_release(b, idx);
 		book_ctr(b, KVP_CTR_BOOK_DROPPED, 1);

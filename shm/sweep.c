@@ -70,7 +70,7 @@ static int count_all(struct kvp_book *b, uint32_t rank, uint64_t ctl, uint64_t s
 			book_ctr(b, KVP_CTR_BOOK_LOST, 1);
 		KVP_POINT("book:recount_ref");
 		if (book_ctl(b, rank) != ctl) {
-			book_purge(b, i, rank, CTL_EPOCH(ctl), 1);
+			book_purge(b, i, rank, CTL_EPOCH(ctl), 1, PURGE_ALL);
 			return 0;
 		}
 	}
@@ -98,13 +98,18 @@ static int store_pairs(struct kvp_book *b, uint32_t rank, uint32_t epoch, const 
 	return 1;
 }
 
+static void purge_old(struct kvp_book *b, uint32_t rank, uint64_t ctl, enum book_purge_what what)
+{
+	for (uint32_t i = 0; i < b->id_cnt; i++)
+		if (S_BASE(kvp_ld_acq_u64(book_state(b, i))) > ST_CLAIM && on_rank(b, i, rank, CTL_GEN(ctl)))
+			book_purge(b, i, rank, (CTL_EPOCH(ctl) - 1) & 0xfffffu, CTL_BACK(ctl), what);
+}
+
 /* Entries of earlier epochs go, then the rank opens and gets what was left for it meanwhile. */
 static void recount_end(struct kvp_book *b, uint32_t rank, uint64_t ctl)
 {
 	uint32_t gen = CTL_GEN(ctl);
-	for (uint32_t i = 0; i < b->id_cnt; i++)
-		if (S_BASE(kvp_ld_acq_u64(book_state(b, i))) > ST_CLAIM && on_rank(b, i, rank, gen))
-			book_purge(b, i, rank, (CTL_EPOCH(ctl) - 1) & 0xfffffu, CTL_BACK(ctl));
+	purge_old(b, rank, ctl, PURGE_ALL);
 	KVP_POINT("book:recount_clean");
 	if (!kvp_cas_ar_u64(&b->rank[rank].ctl, ctl, CTL(gen, CTL_EPOCH(ctl), 0, KVP_CTL_OPEN)))
 		return;
@@ -139,6 +144,8 @@ static void recount(struct kvp_book *b, uint32_t rank)
 	KVP_POINT("book:recount");
 	book_fence(b, rank, tag_fence(CTL_EPOCH(n), FENCE_RECOUNT), FENCE_KEEP);
 	settle_all(b, rank, CTL_GEN(n));
+	/* Room for the new entries. What is counted again without an old entry gets weight one all the same. */
+	purge_old(b, rank, n, PURGE_WHOLE);
 	uint64_t sum[2];
 	if (!count_all(b, rank, n, sum) || !store_pairs(b, rank, CTL_EPOCH(n), sum))
 		return;
@@ -168,10 +175,11 @@ static void sweep_claim(struct sweep *w, uint32_t idx)
 {
 	struct kvp_resv_shm *e = &w->b->resv[idx];
 	uint64_t s = kvp_ld_acq_u64(book_state(w->b, idx));
-	if (IS_IN(s, BASES_BOOKING)) { /* its epoch is over: what it still references is garbage */
+	if (IS_IN(s, BASES_BOOKING)) {
 		uint64_t ctl = kvp_ld_rlx_u64(&e->op_ctl);
-		if (book_rank_of(w->b, e) < w->b->rank_max)
-			book_purge(w->b, idx, book_rank_of(w->b, e), CTL_EPOCH(ctl), 1);
+		uint32_t rank = book_rank_of(w->b, e);
+		if (rank < w->b->rank_max && book_ctl(w->b, rank) != ctl) /* what it still references is garbage */
+			book_purge(w->b, idx, rank, CTL_EPOCH(ctl), 1, PURGE_ALL);
 		w->res->undo_cnt++;
 	} else {
 		w->res->claim_cnt++;
@@ -293,7 +301,7 @@ static void sweep_freed(struct sweep *w, uint32_t idx)
 	uint32_t rank = book_rank_of(b, &b->resv[idx]);
 	uint64_t ctl = rank < b->rank_max ? book_ctl(b, rank) : 0;
 	if (CTL_STATE(ctl) == KVP_CTL_CLOSED && CTL_GEN(ctl) == kvp_ld_rlx_u32(&b->resv[idx].rank_gen))
-		book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1);
+		book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1, PURGE_ALL);
 	book_release(b, idx);
 	w->res->finish_cnt++;
 }
