@@ -64,6 +64,16 @@ static void check_keys(struct checker *c, uint32_t idx, uint32_t rank, uint64_t 
 	}
 }
 
+/* No second entry of the same id within reach of the first. */
+static void check_id(struct checker *c, uint32_t idx)
+{
+	for (uint32_t i = 1; i < KVP_RESV_WINDOW; i++) {
+		const struct kvp_u128 *p = &c->b->id[(idx + i) & (c->b->id_cnt - 1)].p;
+		if (p->hi == c->b->id[idx].p.hi && S_BASE(p->lo) >= ST_CLAIM)
+			fault(c, "entry %" PRIu32 ": its id is there twice", idx);
+	}
+}
+
 static void check_resv(struct checker *c, uint32_t idx)
 {
 	struct kvp_book *b = c->b;
@@ -74,6 +84,7 @@ static void check_resv(struct checker *c, uint32_t idx)
 			fault(c, "entry %" PRIu32 ": free but has a tag", idx);
 		return;
 	}
+	check_id(c, idx);
 	if (S_BASE(s) == ST_CLAIM)
 		return;
 	if (S_BASE(s) != ST_BOOKED || (s & FL_WANT)) {

@@ -23,13 +23,8 @@ enum { KVP_CTL_CLOSED, KVP_CTL_OPEN, KVP_CTL_RECOUNT, KVP_CTL_CLEAN };
 #define CTL_STATE(r) ((uint32_t)(r)&0xfu)
 #define CTL_BACK_MAX 255u
 
-struct kvp_rank_shm {
-	struct kvp_u128 pair[2]; /* lo = load, hi = tag; bookers, CAS */
-	uint64_t ctl;            /* indexer and sweep, CAS; bookers acquire */
-	uint64_t pad[3];
-} __attribute__((aligned(64)));
-#define PAIR_A 0 /* lo = prefill tokens << 24 | requests */
-#define PAIR_B 1 /* lo = active blocks, fixed point */
+#define PAIR_A KVP_RANK_PAIR_A
+#define PAIR_B KVP_RANK_PAIR_B
 
 /* ---- state word: generation 32 | output half 1 | phase 15 | performer's slot 8 | flags 3 | base 5 ---- */
 enum kvp_base {

@@ -5,7 +5,7 @@
 
 #define MAGIC 0x314b4f4f4250564bULL /* "KVPBOOK1" */
 #define LAYOUT 1
-#define REQ_BITS 24
+#define REQ_BITS KVP_LOAD_REQ_BITS
 #define REQ_MAX ((1ULL << REQ_BITS) - 1)
 
 struct layout { /* offsets from the object's start */
@@ -122,26 +122,6 @@ int kvp_book_delete(void *mem)
 {
 	kvp_obj_delete(mem);
 	return KVP_OK;
-}
-
-void kvp_load_read(const struct kvp_book *b, uint32_t rank_slot, struct kvp_load *l)
-{
-	if (rank_slot >= b->rank_max) {
-		memset(l, 0, sizeof(*l));
-		return;
-	}
-	const struct kvp_rank_shm *r = &b->rank[rank_slot];
-	uint64_t a = kvp_ld_rlx_u64(&r->pair[PAIR_A].lo);
-	l->prefill_tok = a >> REQ_BITS;
-	l->requests = (uint32_t)(a & REQ_MAX);
-	l->version = kvp_ld_rlx_u64(&r->pair[PAIR_A].hi);
-	l->active_blk_fx = kvp_ld_rlx_u64(&r->pair[PAIR_B].lo);
-}
-
-void kvp_load_prefetch(const struct kvp_book *b, uint32_t rank_slot)
-{
-	if (rank_slot < b->rank_max)
-		__builtin_prefetch(&b->rank[rank_slot]);
 }
 
 /* The state that follows once a pending operation is applied. */

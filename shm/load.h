@@ -31,8 +31,16 @@
 #define KVP_BLK_FX_ONE (1ULL << KVP_BLK_FX_SHIFT)    /* one block */
 #define KVP_LOAD_TOK_MAX ((1ULL << 40) - 1)          /* prefill tokens of a rank are clamped here */
 
+struct kvp_rank_shm {        /* for the booking modules and the inline readers below only */
+	struct kvp_u128 pair[2]; /* lo = load, hi = tag; bookers, CAS; readers relaxed */
+	uint64_t ctl;            /* indexer and sweep, CAS; bookers acquire */
+	uint64_t pad[3];
+} __attribute__((aligned(64)));
+#define KVP_RANK_PAIR_A 0 /* lo = prefill tokens << KVP_LOAD_REQ_BITS | requests */
+#define KVP_RANK_PAIR_B 1 /* lo = active blocks, fixed point */
+#define KVP_LOAD_REQ_BITS 24
+
 struct kvp_book_hdr_shm;
-struct kvp_rank_shm;
 struct kvp_id_shm;
 struct kvp_resv_shm;
 struct kvp_chunk_shm;
@@ -86,10 +94,23 @@ struct kvp_load {
  * errors  none. blocks no. who any reader. order: relaxed; the words may come from neighbouring instants,
  *         which a validated booking (kvp_resv_ask.validate) detects.
  */
-void kvp_load_read(const struct kvp_book *b, uint32_t rank_slot, struct kvp_load *l);
+static inline void kvp_load_read(const struct kvp_book *b, uint32_t rank_slot, struct kvp_load *l)
+{
+	static const struct kvp_rank_shm none;
+	const struct kvp_rank_shm *r = rank_slot < b->rank_max ? &b->rank[rank_slot] : &none;
+	uint64_t a = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_A].lo);
+	l->prefill_tok = a >> KVP_LOAD_REQ_BITS;
+	l->requests = (uint32_t)(a & ((1u << KVP_LOAD_REQ_BITS) - 1));
+	l->version = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_A].hi);
+	l->active_blk_fx = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_B].lo);
+}
 
 /* kvp_load_prefetch hints that the load of a rank is read soon. Any slot number is harmless. */
-void kvp_load_prefetch(const struct kvp_book *b, uint32_t rank_slot);
+static inline void kvp_load_prefetch(const struct kvp_book *b, uint32_t rank_slot)
+{
+	if (rank_slot < b->rank_max)
+		__builtin_prefetch(&b->rank[rank_slot]);
+}
 
 /* kvp_load_blocks rounds half away from zero. Sums within 2^-27 below a half count as the half, because
  * weights such as 0.7 have no exact binary form. */

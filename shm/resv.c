@@ -124,7 +124,7 @@ static void id_words_store(uint64_t *to, const unsigned char *id, size_t len)
 static void id_words_load(unsigned char *id, const uint64_t *from, size_t len)
 {
 	for (size_t i = 0; i < len; i += 8) {
-		uint64_t w = kvp_ld_rlx_u64(&from[i / 8]);
+		uint64_t w = kvp_ld_acq_u64(&from[i / 8]);
 		memcpy(id + i, &w, len - i < 8 ? len - i : 8);
 	}
 }
@@ -154,15 +154,15 @@ static int id_store(struct kvp_book *b, uint64_t h, const unsigned char *id, siz
 static uint32_t id_load(const struct kvp_book *b, uint32_t idx, unsigned char *id)
 {
 	const struct kvp_resv_shm *e = &b->resv[idx];
-	uint32_t len = kvp_ld_rlx_u32(&e->id_len), off = 0;
+	uint32_t len = kvp_ld_acq_u32(&e->id_len), off = 0;
 	if (len > KVP_RESV_ID_MAX)
 		return 0;
 	if (len <= RESV_ID_INLINE) {
 		id_words_load(id, e->id, len);
 		return len;
 	}
-	for (uint32_t c = kvp_ld_rlx_u32(&e->id_chunk); off < len && c && c < b->chunk_cnt;
-		c = kvp_ld_rlx_u32(&b->chunk[c].next)) {
+	for (uint32_t c = kvp_ld_acq_u32(&e->id_chunk); off < len && c && c < b->chunk_cnt;
+		c = kvp_ld_acq_u32(&b->chunk[c].next)) {
 		uint32_t n = len - off < CHUNK_KEYS * 8 ? len - off : CHUNK_KEYS * 8;
 		id_words_load(id + off, &b->key[(uint64_t)c * CHUNK_KEYS], n);
 		off += n;
@@ -744,7 +744,7 @@ int kvp_resv_output(struct kvp_book *b, uint64_t h, const double *fraction)
 	}
 }
 
-/* ---- looking ---- */
+/* ---- looking: body words by acquire, so that the state is looked at again after all of them ---- */
 
 int kvp_resv_info(const struct kvp_book *b, uint64_t h, struct kvp_resv_info *out)
 {
@@ -755,24 +755,23 @@ int kvp_resv_info(const struct kvp_book *b, uint64_t h, struct kvp_resv_info *ou
 		if (!IS_IN(s, BASES_LIVE) || (s & FL_WANT_FREE))
 			return KVP_ERR_NOTFOUND;
 		struct kvp_resv_info o = { .h = h };
-		o.worker_id = kvp_ld_rlx_u64(&e->worker_id);
-		o.prefill_tok = kvp_ld_rlx_u64(&e->prefill_tok);
-		o.isl_tok = kvp_ld_rlx_u64(&e->isl_tok);
-		o.lora_hash = kvp_ld_rlx_u64(&e->lora_hash);
-		o.booked_ns = kvp_ld_rlx_u64(&e->booked_ns);
-		o.output_fx = kvp_ld_rlx_u64(&e->out_fx[S_SEL(s)]);
-		o.output_cnt = kvp_ld_rlx_u32(&e->out_cnt[S_SEL(s)]);
-		o.part = kvp_ld_rlx_u32(&e->part);
-		o.dp_rank = kvp_ld_rlx_u32(&e->dp_rank);
-		o.rank_slot = kvp_ld_rlx_u32(&e->rank_slot);
-		o.rank_gen = kvp_ld_rlx_u32(&e->rank_gen);
-		o.seq_cnt = kvp_ld_rlx_u32(&e->seq_cnt);
-		o.expected_output_tok = kvp_ld_rlx_u32(&e->expected_output_tok);
-		o.flags = kvp_ld_rlx_u32(&e->flags);
-		o.owner = kvp_ld_rlx_u32(&e->owner);
+		o.worker_id = kvp_ld_acq_u64(&e->worker_id);
+		o.prefill_tok = kvp_ld_acq_u64(&e->prefill_tok);
+		o.isl_tok = kvp_ld_acq_u64(&e->isl_tok);
+		o.lora_hash = kvp_ld_acq_u64(&e->lora_hash);
+		o.booked_ns = kvp_ld_acq_u64(&e->booked_ns);
+		o.output_fx = kvp_ld_acq_u64(&e->out_fx[S_SEL(s)]);
+		o.output_cnt = kvp_ld_acq_u32(&e->out_cnt[S_SEL(s)]);
+		o.part = kvp_ld_acq_u32(&e->part);
+		o.dp_rank = kvp_ld_acq_u32(&e->dp_rank);
+		o.rank_slot = kvp_ld_acq_u32(&e->rank_slot);
+		o.rank_gen = kvp_ld_acq_u32(&e->rank_gen);
+		o.seq_cnt = kvp_ld_acq_u32(&e->seq_cnt);
+		o.expected_output_tok = kvp_ld_acq_u32(&e->expected_output_tok);
+		o.flags = kvp_ld_acq_u32(&e->flags);
+		o.owner = kvp_ld_acq_u32(&e->owner);
 		o.prefill_active = (s & FL_TOK) && S_BASE(s) != ST_PRE_A;
 		o.id_len = id_load(b, idx, (unsigned char *)o.id);
-		kvp_fence_acq();
 		if (kvp_ld_acq_u64(book_state(b, idx)) != s)
 			continue;
 		memcpy(out, &o, sizeof(o));
@@ -788,14 +787,13 @@ int kvp_resv_seq(const struct kvp_book *b, uint64_t h, uint32_t first, uint64_t 
 	if (!IS_IN(state_of(b, h), BASES_LIVE))
 		return KVP_ERR_NOTFOUND;
 	const struct kvp_resv_shm *e = &b->resv[idx];
-	uint32_t total = kvp_ld_rlx_u32(&e->seq_cnt), pos = 0;
-	for (uint32_t c = kvp_ld_rlx_u32(&e->chunk_first); c && c < b->chunk_cnt && pos < total && n < cap;
-		c = kvp_ld_rlx_u32(&b->chunk[c].next)) {
+	uint32_t total = kvp_ld_acq_u32(&e->seq_cnt), pos = 0;
+	for (uint32_t c = kvp_ld_acq_u32(&e->chunk_first); c && c < b->chunk_cnt && pos < total && n < cap;
+		c = kvp_ld_acq_u32(&b->chunk[c].next)) {
 		for (uint32_t i = 0; i < CHUNK_KEYS && pos < total && n < cap; i++, pos++)
 			if (pos >= first)
-				out[n++] = kvp_ld_rlx_u64(&b->key[(uint64_t)c * CHUNK_KEYS + i]);
+				out[n++] = kvp_ld_acq_u64(&b->key[(uint64_t)c * CHUNK_KEYS + i]);
 	}
-	kvp_fence_acq();
 	if (!IS_IN(state_of(b, h), BASES_LIVE))
 		return KVP_ERR_NOTFOUND;
 	*cnt = n;
