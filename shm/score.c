@@ -3,17 +3,36 @@
 #include <float.h>
 #include <math.h>
 
-uint64_t kvp_score_cached_tok(
+/* The static twins serve the loop over ranks: a call of an exported function can't be inlined in a shared
+ * library. */
+static inline uint64_t cached_of(
 	const struct kvp_score_weights *w, uint32_t block_size, uint32_t dev, uint32_t host, uint32_t disk)
 {
 	double blocks = (double)dev + w->host_weight * (double)host + w->disk_weight * (double)disk;
-	double tok = round(blocks * (double)block_size);
-	return tok > 0 ? (tok < 1.8e19 ? (uint64_t)tok : UINT64_MAX) : 0;
+	double tok = blocks * (double)block_size;
+	if (!(tok > 0)) /* NaN, too */
+		return 0;
+	if (tok >= 9e18) /* integers anyway */
+		return tok < 1.8e19 ? (uint64_t)tok : UINT64_MAX;
+	/* round() without the call: cutting is exact, and so is the rest that it leaves. */
+	uint64_t whole = (uint64_t)(int64_t)tok;
+	return whole + (tok - (double)(int64_t)whole >= 0.5);
+}
+
+static inline uint64_t left_of(uint64_t isl_tok, uint64_t cached_tok)
+{
+	return isl_tok - (cached_tok < isl_tok ? cached_tok : isl_tok);
+}
+
+uint64_t kvp_score_cached_tok(
+	const struct kvp_score_weights *w, uint32_t block_size, uint32_t dev, uint32_t host, uint32_t disk)
+{
+	return cached_of(w, block_size, dev, host, disk);
 }
 
 uint64_t kvp_score_effective_prefill(uint64_t isl_tok, uint64_t cached_tok)
 {
-	return isl_tok - (cached_tok < isl_tok ? cached_tok : isl_tok);
+	return left_of(isl_tok, cached_tok);
 }
 
 double kvp_score_credit_blk(
@@ -39,7 +58,8 @@ static uint64_t least_prefill(const struct kvp_score_rank *rank, uint32_t n)
 static double credit_decay(const struct kvp_score_request *q, const struct kvp_score_rank *r, uint64_t least)
 {
 	double excess_blk = (double)(r->active_prefill_tok - least) / (double)q->block_size;
-	double request_blk = (double)((q->isl_tok + q->block_size - 1) / q->block_size);
+	/* Rounded up without a sum that could wrap. */
+	double request_blk = (double)(q->isl_tok / q->block_size + (q->isl_tok % q->block_size != 0));
 	return 1.0 / (1.0 + q->weights.overlap_score_credit_decay * (excess_blk / request_blk));
 }
 
@@ -56,10 +76,9 @@ static double logit_of(const struct kvp_score_request *q, const struct kvp_score
 		return positive(decode - credit_blk) + request;
 	double raw_tok = 0;
 	if (q->track == KVP_YES) {
-		uint64_t cached =
-			kvp_score_cached_tok(w, q->block_size, r->dev_blk, r->host_blk, r->disk_blk);
-		raw_tok = (double)r->active_prefill_tok +
-			  (double)kvp_score_effective_prefill(q->isl_tok, cached) + (double)cached;
+		uint64_t cached = cached_of(w, q->block_size, r->dev_blk, r->host_blk, r->disk_blk);
+		raw_tok = (double)r->active_prefill_tok + (double)left_of(q->isl_tok, cached) +
+			  (double)cached;
 	}
 	return w->prefill_load_scale * positive(raw_tok / (double)q->block_size - credit_blk) + decode +
 	       request;
@@ -79,6 +98,38 @@ void kvp_score_all(const struct kvp_score_request *q, struct kvp_score_rank *ran
 double kvp_score_taint_multiplier(double weight_sum)
 {
 	return exp(-tanh(weight_sum));
+}
+
+struct kvp_score_overlap kvp_score_overlap(
+	uint32_t block_size, const struct kvp_score_tiers *rank, uint32_t n)
+{
+	uint64_t gpu = 0, cpu = 0, disk = 0, bs = block_size;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t g = rank[i].dev_blk, c = g + rank[i].host_blk, d = c + rank[i].disk_blk;
+		gpu = g > gpu ? g : gpu;
+		cpu = c > cpu ? c : cpu;
+		disk = d > disk ? d : disk;
+	}
+	/* Cumulative over tiers, so the last one is the longest. */
+	return (struct kvp_score_overlap){ bs * disk, bs * gpu, bs * cpu, bs * disk };
+}
+
+struct kvp_score_potential kvp_score_potential(uint64_t active_prefill_tok, uint64_t active_blk,
+	uint64_t isl_tok, uint64_t cached_tok, uint64_t seq_cnt, uint64_t active_depth,
+	enum kvp_tristate track)
+{
+	struct kvp_score_potential p = { active_prefill_tok, active_blk + (seq_cnt - active_depth) };
+	if (track == KVP_YES)
+		p.prefill_tok += kvp_score_effective_prefill(isl_tok, cached_tok);
+	return p;
+}
+
+enum kvp_tristate kvp_score_prefill_busy(
+	uint64_t active_prefill_tok, double threshold, uint64_t max_num_batched_tokens)
+{
+	if (isnan(threshold) || max_num_batched_tokens == 0)
+		return KVP_UNSET;
+	return (double)active_prefill_tok > threshold * (double)max_num_batched_tokens ? KVP_YES : KVP_NO;
 }
 
 enum kvp_tristate kvp_score_decode_busy(uint64_t potential_blk, double threshold, uint64_t total_kv_blocks)

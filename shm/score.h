@@ -60,8 +60,38 @@ double kvp_score_credit_blk(const struct kvp_score_weights *w, uint32_t dev, uin
 /* kvp_score_all fills logit and cost of n ranks. */
 void kvp_score_all(const struct kvp_score_request *q, struct kvp_score_rank *rank, uint32_t n);
 
-/* kvp_score_taint_multiplier: exp(-tanh(sum)) of the weights of the preferred taints that a worker carries. */
+/* kvp_score_taint_multiplier: exp(-tanh(sum)) of the weights of the preferred taints that a worker
+ * carries. */
 double kvp_score_taint_multiplier(double weight_sum);
+
+/* -- what is reported -- */
+
+/* Cached blocks of one rank, tier by tier: the device prefix, then what the lower tiers add behind it. */
+struct kvp_score_tiers {
+	uint32_t dev_blk, host_blk, disk_blk; /* disk: disk and external together */
+};
+/* Overlap of one worker: the best of its ranks, cumulative over tiers, in tokens. */
+struct kvp_score_overlap {
+	uint64_t longest_tok, gpu_tok, cpu_tok, disk_tok;
+};
+/* kvp_score_overlap sums up the n ranks of a worker; n = 0 gives zeros. */
+struct kvp_score_overlap kvp_score_overlap(
+	uint32_t block_size, const struct kvp_score_tiers *rank, uint32_t n);
+
+/* Load of a rank as if the request ran there. */
+struct kvp_score_potential {
+	uint64_t prefill_tok, decode_blk;
+};
+/* kvp_score_potential adds a request to a rank's load: seq_cnt sequence hashes of which the first
+ * active_depth are live there; track other than KVP_YES leaves the prefill tokens out. */
+struct kvp_score_potential kvp_score_potential(uint64_t active_prefill_tok, uint64_t active_blk,
+	uint64_t isl_tok, uint64_t cached_tok, uint64_t seq_cnt, uint64_t active_depth,
+	enum kvp_tristate track);
+
+/* kvp_score_prefill_busy: strictly over threshold * max_num_batched_tokens. KVP_UNSET when the capacity is 0
+ * (unknown) or the threshold NaN. */
+enum kvp_tristate kvp_score_prefill_busy(
+	uint64_t active_prefill_tok, double threshold, uint64_t max_num_batched_tokens);
 
 /* Busy guard: strictly over the threshold. KVP_UNSET when total_kv_blocks is 0 or the threshold NaN. */
 enum kvp_tristate kvp_score_decode_busy(uint64_t potential_blk, double threshold, uint64_t total_kv_blocks);
@@ -78,7 +108,8 @@ uint64_t kvp_rng_below(struct kvp_rng *r, uint64_t n); /* uniform in [0, n), n >
 double kvp_rng_double(struct kvp_rng *r);	       /* uniform in [0, 1) */
 
 /* kvp_score_pick chooses among n > 0 scored ranks: the least cost with a uniform choice among exact ties,
- * or softmax over min-max normalised costs when the temperature is above 0. Returns the index. NaN never wins. */
+ * or softmax over min-max normalised costs when the temperature is above 0. Returns the index. NaN never
+ * wins. */
 uint32_t kvp_score_pick(const struct kvp_score_request *q, const struct kvp_score_rank *rank, uint32_t n,
 	struct kvp_rng *rng);
 /* kvp_score_softmax_prob fills the probabilities of n costs at a temperature above 0; kvp_score_softmax_at
