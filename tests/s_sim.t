@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """kvpick-sim and kvpick-load as real processes: answers, usage, rendering, KV events, replay, a round-robin run."""
 import http.client
+import http.server
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 from node import BUILD, SLOW, Tap, call, wait_for  # noqa: E402
@@ -180,6 +183,71 @@ def load():
     sim.stop()
 
 
+class Picker(http.server.BaseHTTPRequestHandler):
+    """A stand-in for a node: registers workers, books the next one, and logs what it was asked."""
+    protocol_version = "HTTP/1.1"
+    lock, workers, log, turn = threading.Lock(), {}, [], 0
+
+    def log_message(self, *args):
+        pass
+
+    def serve(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "null")
+        with self.lock:
+            self.log.append((self.command, self.path, body))
+            status, reply = self.answer(body)
+        text = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def answer(self, body):
+        if self.path == "/workers":
+            self.workers[body["worker_id"]] = body
+            return 201, dict(body, lifecycle="schedulable")
+        if self.path == "/select_and_reserve":
+            Picker.turn += 1
+            worker = self.workers[1 + self.turn % len(self.workers)]
+            if self.turn % 20 == 0:
+                return 503, {"error": "no endpoints available to route work"}
+            return 200, {"selection_id": body["selection_id"], "worker_id": worker["worker_id"], "dp_rank": 0,
+                         "endpoint": worker["endpoint"]}
+        return 200, {}
+
+    do_GET = do_POST = do_DELETE = serve
+
+
+def booking():
+    node = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Picker)
+    threading.Thread(target=node.serve_forever, daemon=True).start()
+    sim = Sim("--engines", "3", "--time-scale", "200")
+    with open("/dev/null", "wb") as null, tempfile.NamedTemporaryFile("w") as engines:
+        engines.writelines(sim.lines)
+        engines.flush()
+        done = subprocess.run([f"{BUILD}/kvpick-load", "--trace", "bench/load/trace_small.jsonl", "--limit", "60",
+                               "--time-scale", "200", "--base", f"http://127.0.0.1:{node.server_port}", "--register",
+                               "--engines", f"@{engines.name}", "--json"], stdout=subprocess.PIPE, stderr=null,
+                              text=True, timeout=120 * SLOW)
+    run = json.loads(done.stdout)["runs"][0]
+    tap.same((run["finished"], run["errors"], done.returncode), (57, 3, 1), "refused selections are counted as errors")
+    worker = Picker.workers[2]
+    tap.same((len(Picker.workers), worker["endpoint"], worker["kv_events_endpoints"]["0"], worker["replay_endpoint"]),
+             (3, "http://" + sim.engines[1]["http"], sim.engines[1]["events"], sim.engines[1]["replay"]),
+             "every engine is registered with its sockets")
+    steps = {}
+    for method, path, body in Picker.log:
+        if path == "/select_and_reserve":
+            steps[body["selection_id"]] = []
+        elif path.startswith("/reservations/"):
+            words = path.split("/")
+            steps[words[2]].append(words[3] if len(words) > 3 else method)
+    tap.same(sorted(map(tuple, steps.values())), [()] * 3 + [("prefill_complete", "DELETE")] * 57,
+             "each booking sees prefill_complete, then DELETE, once")
+    sim.stop()
+    node.shutdown()
+
+
 def main():
     sim = Sim("--block-size", "16", "--blocks", "100")
     tap.same(sim.lines[-1], "ready engines=1\n", "kvpick-sim says when it is ready")
@@ -191,6 +259,7 @@ def main():
     events("map", "plain", 3)
     cancel()
     load()
+    booking()
     return tap.done()
 
 

@@ -153,7 +153,7 @@ static uint16_t word_port(const char *line, const char *name)
 {
 	uint16_t port = 0;
 	const char *p = strstr(line, name), *colon = NULL;
-	for (; p && *p && *p != ' ' && *p != '\n'; p++)
+	for (p += p ? strlen(name) : 0; p && *p && *p != ' ' && *p != '\n'; p++)
 		if (*p == ':')
 			colon = p + 1;
 	if (colon && read_port(&colon, &port))

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SECOND_NS 1000000000ull
@@ -72,9 +73,17 @@ static void on_signal(int sig)
 	kvp_loop_stop(signal_loop);
 }
 
-static double virtual_s(const struct replay *p, uint64_t wall_ns)
+/* wall_ns is exact where the loop's clock, the start of the turn, is not: selection latency. */
+static uint64_t wall_ns(void)
 {
-	return (double)wall_ns * 1e-9 * p->cfg->scale;
+	struct timespec ts;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * SECOND_NS + (uint64_t)ts.tv_nsec;
+}
+
+static double virtual_s(const struct replay *p, uint64_t span_ns)
+{
+	return (double)span_ns * 1e-9 * p->cfg->scale;
 }
 
 /* ---- end of a request ---- */
@@ -102,7 +111,7 @@ static void flight_count(struct flight *f)
 		return;
 	}
 	double scale = f->run->replay->cfg->scale;
-	uint64_t now_ns = kvp_loop_now_ns(f->run->replay->loop);
+	uint64_t now_ns = wall_ns();
 	kvp_stats_finished(s, 0, f->select_ns + (uint64_t)((double)(f->first_ns - f->call_ns) * scale),
 		f->select_ns + (uint64_t)((double)(now_ns - f->call_ns) * scale), u->prompt_tok,
 		u->cached_tok, u->out_tok);
@@ -229,7 +238,7 @@ static void on_stream(void *ctx, struct kvp_http_call *c, const char *data, uint
 	struct flight *f = ctx;
 	(void)c;
 	if (!f->first_ns)
-		f->first_ns = kvp_loop_now_ns(f->run->replay->loop);
+		f->first_ns = wall_ns();
 	if (f->booking == BOOKED)
 		flight_prefilled(f);
 	if (flight_text(f, data, len))
@@ -267,7 +276,7 @@ static void flight_generate(struct flight *f)
 		.on_body = on_stream,
 		.on_done = on_streamed};
 	f->text_len = 0;
-	f->call_ns = kvp_loop_now_ns(p->loop);
+	f->call_ns = wall_ns();
 	f->run->load[f->target]++;
 	if (call(f, &c)) {
 		f->is_failed = 1;
@@ -289,7 +298,7 @@ static void on_selected(void *ctx, struct kvp_http_call *c, int status, int err)
 	struct flight *f = ctx;
 	struct replay *p = f->run->replay;
 	(void)c;
-	f->select_ns = kvp_loop_now_ns(p->loop) - f->call_ns;
+	f->select_ns = wall_ns() - f->call_ns;
 	if (!err && status == 200)
 		f->booking = BOOKED;
 	if (err || status != 200 || f->is_failed ||
@@ -307,7 +316,6 @@ static void flight_select(struct flight *f)
 	struct replay *p = f->run->replay;
 	snprintf(f->id, sizeof(f->id), "load-%d-%" PRIu64, (int)getpid(), p->flight_cnt++);
 	kvp_prompt_expand(p->trace->id + f->req->id_off, f->req->prompt_tok, p->tok);
-	f->call_ns = kvp_loop_now_ns(p->loop);
 	struct kvp_http_call_cfg c = {.host = p->cfg->base_host,
 		.port = p->cfg->base_port,
 		.method = "POST",
@@ -319,6 +327,7 @@ static void flight_select(struct flight *f)
 		KVP_OK) {
 		c.body = p->jw.buf;
 		c.len = p->jw.len;
+		f->call_ns = wall_ns();
 		if (call(f, &c) == KVP_OK)
 			return;
 	}
