@@ -225,11 +225,13 @@ static void test_reasons(void)
 	reasons_are("{\"worker_id\":1,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"not-an-"
 			"endpoint\"}",
 		0, 1,
-		"reconciliation failed: kv_events_endpoint \"not-an-endpoint\" has no scheme tcp, ipc or "
-		"inproc");
+		"reconciliation failed: kv_events_endpoint \"not-an-endpoint\": endpoint needs a "
+		"scheme: tcp://, ipc:// or inproc://");
 	reasons_are("{\"worker_id\":1,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"tcp://"
 			"a:1\",\"replay_endpoint\":\"nonsense\"}",
-		0, 1, "reconciliation failed: replay_endpoint \"nonsense\" has no scheme tcp, ipc or inproc");
+		0, 1,
+		"reconciliation failed: replay_endpoint \"nonsense\": endpoint needs a scheme: tcp://, "
+		"ipc:// or inproc://");
 	reasons_are("{\"worker_id\":1,\"endpoint\":\"e\",\"block_size\":4,\"data_parallel_size\":2,\"replay_"
 			"endpoint\":\"tcp://a:65535\","
 			"\"kv_events_endpoints\":{\"0\":\"tcp://a:1\",\"1\":\"tcp://a:2\"}}",
@@ -239,7 +241,8 @@ static void test_reasons(void)
 	reasons_are("{\"worker_id\":1,\"endpoint\":\"e\",\"block_size\":4,"
 			"\"kv_events_endpoints\":{\"0\":\"tcp://a:1\",\"7\":\"udp://a:2\"}}",
 		0, 1,
-		"reconciliation failed: kv_events_endpoints \"udp://a:2\" has no scheme tcp, ipc or inproc");
+		"reconciliation failed: kv_events_endpoints \"udp://a:2\": unsupported endpoint scheme, use "
+		"tcp, ipc or inproc");
 	/* Billions of ranks are counted, not listed. */
 	static const char many[] =
 		"{\"worker_id\":1,\"endpoint\":\"e\",\"block_size\":4,\"data_parallel_size\":4294967295}";
@@ -255,15 +258,6 @@ static void test_reasons(void)
 
 static void test_endpoints(void)
 {
-	static const char *const good[] = {"tcp://*:5558", "tcp://127.0.0.1:0", "ipc:///tmp/x", "inproc://a",
-		"tcp://[::1]:5", "tcp://h:65535"};
-	static const char *const bad[] = {"tcp://host", "tcp://:5558", "udp://h:1", "not-an-endpoint",
-		"tcp://::1:5", "", "ipc://", "inproc://", "tcp://h:65536", "tcp://h:", "tcp://h:1x",
-		"tcp://[]:1", "tcp://[::1:5", "tcp://"};
-	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
-		ok(!kvp_wrec_endpoint_check(good[i], strlen(good[i])), "good: %s", good[i]);
-	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-		ok(kvp_wrec_endpoint_check(bad[i], strlen(bad[i])) != NULL, "bad: %s", bad[i]);
 	static const char body[] =
 		"{\"worker_id\":1,\"data_parallel_start_rank\":4,\"data_parallel_size\":3,"
 		"\"replay_endpoint\":\"tcp://[::1]:5560\",\"replay_endpoints\":{\"6\":\"tcp://x:1\"}}";

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/zmq_sub.h"
+
 enum wrec_kind {
 	WREC_STR,
 	WREC_ENFORCE,
@@ -364,36 +366,13 @@ struct kvp_str kvp_wrec_event(const struct kvp_wrec *rec, uint32_t rank)
 	return rec->event_endpoint;
 }
 
-const char *kvp_wrec_endpoint_check(const char *s, size_t len)
+/* Endpoints are 0-terminated copies; one that holds a NUL byte is none. */
+static int endpoint_check(struct kvp_str e, char *err, size_t cap)
 {
-	static const struct {
-		const char *scheme;
-		size_t len;
-	} plain[] = {{"ipc://", 6}, {"inproc://", 9}};
-	if (memchr(s, 0, len))
-		return "holds a NUL byte";
-	for (int i = 0; i < 2; i++)
-		if (len >= plain[i].len && memcmp(s, plain[i].scheme, plain[i].len) == 0)
-			return len > plain[i].len ? NULL : "has no address";
-	if (len < 6 || memcmp(s, "tcp://", 6) != 0)
-		return "has no scheme tcp, ipc or inproc";
-	const char *host = s + 6, *end = s + len, *colon = memrchr(host, ':', (size_t)(end - host));
-	if (!colon || colon == host)
-		return "needs a host and a port";
-	const char *digit = colon + 1;
-	uint32_t port = 0;
-	if (digit == end || end - digit > 5)
-		return "needs a port from 0 to 65535";
-	for (; digit < end; digit++) {
-		if (*digit < '0' || *digit > '9')
-			return "needs a port from 0 to 65535";
-		port = port * 10 + (uint32_t)(*digit - '0');
-	}
-	if (port > 65535)
-		return "needs a port from 0 to 65535";
-	if (host[0] == '[')
-		return colon - host > 2 && colon[-1] == ']' ? NULL : "has an unclosed or empty bracket";
-	return memchr(host, ':', (size_t)(colon - host)) ? "needs brackets around an IPv6 address" : NULL;
+	if (strlen(e.ptr) == e.len)
+		return kvp_zmq_endpoint_check(e.ptr, err, cap);
+	snprintf(err, cap, "endpoint contains a NUL byte");
+	return KVP_ERR_INVAL;
 }
 
 int kvp_wrec_replay(const struct kvp_wrec *rec, uint32_t rank, char buf[KVP_WREC_ENDPOINT_MAX])
@@ -408,7 +387,8 @@ int kvp_wrec_replay(const struct kvp_wrec *rec, uint32_t rank, char buf[KVP_WREC
 		own = rec->replay_endpoint;
 	if (!own.ptr)
 		return KVP_ERR_NOTFOUND;
-	if (own.len > KVP_CAT_NAME_MAX || kvp_wrec_endpoint_check(own.ptr, own.len))
+	char why[64];
+	if (own.len > KVP_CAT_NAME_MAX || endpoint_check(own, why, sizeof(why)))
 		return KVP_ERR_INVAL;
 	if (!shift) {
 		memcpy(buf, own.ptr, own.len);
@@ -480,10 +460,11 @@ void kvp_wrec_check(const struct kvp_wrec *rec, enum kvp_wrec_queueing queueing,
 
 static int check_endpoint(struct kvp_wrec_reasons *r, const char *member_name, struct kvp_str e)
 {
-	const char *wrong = kvp_wrec_endpoint_check(e.ptr, e.len);
-	if (wrong)
-		kvp_wrec_reason(r, "reconciliation failed: %s \"%s\" %s", member_name, e.ptr, wrong);
-	return wrong != NULL;
+	char why[128];
+	if (endpoint_check(e, why, sizeof(why)) == KVP_OK)
+		return 0;
+	kvp_wrec_reason(r, "reconciliation failed: %s \"%s\": %s", member_name, e.ptr, why);
+	return 1;
 }
 
 void kvp_wrec_check_listeners(const struct kvp_wrec *rec, struct kvp_wrec_reasons *r)

@@ -86,8 +86,6 @@ struct kvp_str kvp_wrec_event(const struct kvp_wrec *rec, uint32_t rank);
  * one with its TCP port advanced by rank - start. KVP_ERR_NOTFOUND: it has none. KVP_ERR_LIMIT: the port
  * would exceed 65535. KVP_ERR_INVAL: the endpoint is malformed. */
 int kvp_wrec_replay(const struct kvp_wrec *rec, uint32_t rank, char buf[KVP_WREC_ENDPOINT_MAX]);
-/* kvp_wrec_endpoint_check: NULL for a good ZMQ endpoint, else what is wrong with it (constant text). */
-const char *kvp_wrec_endpoint_check(const char *s, size_t len);
 
 /* Why a worker is not schedulable, in order. Growing; kvp_wrec_reason adds one (printf). */
 struct kvp_wrec_reasons {
