@@ -571,6 +571,11 @@ static void corners(void)
 	kvp_rng_seed(&rng, 3);
 	is_u64(kvp_score_pick(&q, r, 3, &rng), 1, "NaN never wins");
 	is_u64(kvp_score_pick(&q, r, 1, &rng), 0, "a single rank is picked whatever it costs");
+	struct kvp_score_rank equal[2] = {{.cost = 4}, {.cost = 4}}, far[2] = {{.cost = 1}, {.cost = 9}};
+	double prob[2];
+	is_u64(kvp_score_softmax_at(equal, 2, 1.0, 0.5), 0, "a draw on the edge belongs to the first");
+	kvp_score_softmax_prob(far, 2, 1e-4, prob);
+	ok(prob[0] == 1.0 && prob[1] == 0.0, "a tiny temperature does not overflow");
 	uint64_t allowed[] = {2, 5, 9}, taint[] = {10, 20, 30}, need[] = {20}, other[] = {25};
 	struct kvp_eligible_ask a = {
 		.allowed = allowed, .allowed_cnt = 3, .required = need, .required_cnt = 1};
