@@ -8,8 +8,9 @@
  * Ordering   batches come to on_batch in the order of their numbers; on_reset comes before the batches of
  *            the new publisher.
  * Lifetime   open to close. A closed and reopened listener has forgotten its watermark.
- * Crash      everything is lost; the publisher keeps its replay buffer, the next process asks from 0, or from where
- *            its caller says that the last one stopped (resume).
+ * Crash      everything is lost; the publisher keeps its replay buffer, the next process asks from 0, or from
+ *            where its caller says that the last one stopped (resume). Who resumes has lost what
+ *            kvp_kv_norm learned: salt and LoRA of parents, cache groups.
  * Proved by  tests/t_zmq_sub.c (real PUB and ROUTER), tests/v_kv_events.c.
  *
  * While a replay runs, the live socket is not read: its messages wait there in order (high-water mark). A
