@@ -17,7 +17,7 @@
  *            change from the second segment and repeats the interrupted operation, so that an operation has
  *            happened fully or not at all.
  * Proved by  tests/t_radix.c, tests/m_radix.c, tests/t_radix_crash.c, tests/v_index.c,
- * tests/torture/x_radix.c.
+ *            tests/torture/x_radix.c.
  */
 #ifndef KVP_SHM_RADIX_H
 #define KVP_SHM_RADIX_H
@@ -39,7 +39,7 @@ struct kvp_radix { /* process-local handle of a reader; plain values, may be cop
 	const struct kvp_radix_shm *shm;
 	const char *base; /* start of the object */
 	uint64_t key_salt[2];
-	uint64_t col_off, cut_off, table_off; /* bytes from base; computed from the geometry, never read from memory */
+	uint64_t col_off, cut_off, table_off; /* bytes from base, by the geometry; never read from memory */
 	uint32_t col_max, cut_max;            /* words in the key column and in the cutoff arena */
 	uint32_t hdr_bytes, word_cnt;         /* bytes of a run header; coverage words in it */
 	uint32_t log2_min, log2_max;          /* sizes of header tables */
@@ -172,7 +172,8 @@ int kvp_radix_store(struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, en
 /* kvp_radix_remove: the rank no longer holds these; each hash by itself, descendants stay held (and
  * hidden). Unknown hashes are counted in *unknown (may be NULL) and skipped. KVP_OK, or INVAL for a slot
  * out of range. */
-int kvp_radix_remove(struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uint64_t *ext, uint32_t *unknown);
+int kvp_radix_remove(
+	struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uint64_t *ext, uint32_t *unknown);
 /* kvp_radix_clear drops everything of one slot and forgets its partition. Cost: one look at every run. */
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot);
 /* kvp_radix_w_blocks: blocks the slot holds (visible or not). */
@@ -193,7 +194,8 @@ typedef int kvp_radix_dump_fn(void *ctx, const struct kvp_radix_dump_event *ev);
  * before children. Blocks whose parent the slot does not hold are left out and counted in *hidden (may be
  * NULL). A further external hash of a block comes as an event of its own. A callback result other than 0
  * ends the dump and is returned. KVP_OK, INVAL. The tree must not be changed meanwhile. */
-int kvp_radix_w_dump(struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn, void *ctx, uint64_t *hidden);
+int kvp_radix_w_dump(
+	struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn, void *ctx, uint64_t *hidden);
 /* kvp_radix_w_check compares private against public state (after kvp_radix_check). Number of faults. */
 uint64_t kvp_radix_w_check(struct kvp_radix_w *w);
 #endif

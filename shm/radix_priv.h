@@ -1,0 +1,314 @@
+/* shm/radix_priv.h — layouts and inner calls of the KV radix tree (radix*.c and their tests only).
+ *
+ * Shape      public: header page, key column, cutoff arena, two areas for each header table size. Private:
+ *            header page with redo records, columns parallel to the key column, run records, aliases,
+ *            holes.
+ * Truth      public headers say what is published; the private columns and records add what recovery needs.
+ * Writers    the writer only; everything outside the public object is unknown to readers.
+ * Readers    of the public part: radix_read.c.
+ * Ordering   kvp_radix_commit is the only function that changes more than one word of a published header.
+ * Lifetime   both objects as long as the region.
+ * Crash      img, split and op records in the private header page are enough to finish a change:
+ *            radix_open.c.
+ * Proved by  tests/t_radix.c (layout), tests/t_radix_crash.c.
+ */
+#ifndef KVP_SHM_RADIX_PRIV_H
+#define KVP_SHM_RADIX_PRIV_H
+
+#include "shm/radix.h"
+
+#define KVP_RADIX_KEY_NONE 0ULL /* table slot never used: ends a probe */
+#define KVP_RADIX_KEY_DEAD 1ULL /* tombstone */
+#define KVP_RADIX_KEY_MIN 2ULL
+#define KVP_RADIX_NOPOS UINT32_MAX
+#define KVP_RADIX_OP_BLK_MAX 65536u	/* blocks in one redo record; longer operations are cut */
+#define KVP_RADIX_COL_GRAN 8u		/* words in a granule of the key column */
+#define KVP_RADIX_CUT_GRAN 4u		/* words in a granule of the cutoff arena */
+#define KVP_RADIX_NAME_OTHER (1u << 31) /* in run_of: the map of names points elsewhere for this hash */
+
+/* Header of a run, in a table slot. 56 fixed bytes, then one bit a slot. */
+struct kvp_radix_hdr_shm {
+	uint64_t key;	   /* of the first block; 0 never used, 1 dead; release */
+	uint64_t last;	   /* key of the last block */
+	uint32_t ver;	   /* odd while changing */
+	uint32_t len;	   /* blocks, 1..KVP_RADIX_RUN_BLK_MAX */
+	uint32_t base;	   /* first word in the key column */
+	uint32_t cap;	   /* words from base that the run may fill */
+	uint32_t cut_ref;  /* first word of the cutoff list */
+	uint32_t cut_n;	   /* entries (low 16 bits), log2 of its granules + 1 (high 16 bits, 0 = no list) */
+	uint32_t tier_ref; /* lower-tier record, 0 = none */
+	uint32_t rid;	   /* the writer's number of this run */
+	uint64_t spare;
+	uint64_t bits[1]; /* word_cnt words: slot holds the whole run */
+};
+#define KVP_RADIX_HDR_FIXED 56u
+#define KVP_RADIX_CUT_CNT(n) ((n)&0xffffu)
+#define KVP_RADIX_CUT_CLASS(n) ((n) >> 16)
+/* A cutoff entry: slot in the high half, blocks held (0 = dead entry) in the low half. */
+#define KVP_RADIX_CUT(slot, blk) (((slot) << 16) | (blk))
+#define KVP_RADIX_CUT_SLOT(e) ((e) >> 16)
+#define KVP_RADIX_CUT_BLK(e) ((e)&0xffffu)
+
+struct kvp_radix_shm {
+	struct kvp_objhdr hdr;
+	uint64_t key_salt[2]; /* derived from the region's secret */
+	uint64_t block_max;
+	uint32_t slot_max, run_max;
+	uint64_t pad0[4];
+	/* written by the writer, read by all */
+	uint64_t table;	     /* descriptor: sequence << 16 | log2 << 1 | side; release */
+	uint64_t generation; /* + 1 whenever the tree is emptied */
+	uint32_t ready, pad1;
+	uint64_t pad2[5];
+	struct kvp_radix_stats stat;
+	/* writer only */
+	uint64_t area_used[2];	     /* bit log2: the area of that side was written to */
+	uint32_t col_bump, cut_bump; /* granules ever handed out */
+} __attribute__((aligned(64)));
+#define KVP_RADIX_DESC(seq, log2, side) (((uint64_t)(seq) << 16) | ((uint64_t)(log2) << 1) | (side))
+#define KVP_RADIX_DESC_SEQ(d) ((d) >> 16)
+#define KVP_RADIX_DESC_LOG2(d) ((uint32_t)(((d) >> 1) & 63))
+#define KVP_RADIX_DESC_SIDE(d) ((uint32_t)((d)&1))
+
+/* ---- private segment ---- */
+
+/* parent_pos and part_salt survive a restart, the rest is rebuilt. Run 0 is the root: parent of all first
+ * runs. */
+struct kvp_radix_run_shm {
+	uint64_t part_salt;
+	uint64_t part_mix;	    /* mixed into names */
+	uint32_t parent_pos;	    /* column position of the parent block; KVP_RADIX_NOPOS at the root */
+	uint32_t tslot;		    /* table slot; also the next free run */
+	uint32_t child, next, prev; /* first child, siblings; 0 = none */
+	uint32_t hole;		    /* first hole record + 1 */
+	uint32_t live;		    /* 1: published */
+	uint32_t alias;		    /* 1: some block may have aliases */
+};
+/* The rank in slot holds positions a..b-1 beyond its visible coverage of their run. */
+struct kvp_radix_hole_shm {
+	uint32_t slot1; /* slot + 1, 0 = free; stored last */
+	uint32_t a, b;
+	uint32_t next; /* + 1; of the same run, or free */
+};
+/* The rank in slot holds position pos under ext. If a rank has aliases at a position, they are all its
+ * names there; otherwise its name is the one in the column of external hashes. */
+struct kvp_radix_alias_shm {
+	uint64_t ext;
+	uint32_t slot1; /* slot + 1, 0 = free; stored last */
+	uint32_t pos;
+	uint32_t next_ext, next_pos; /* + 1; chains of the two maps, or free */
+};
+struct kvp_radix_slot_shm {
+	uint64_t part_salt, part_mix;
+	uint64_t blocks; /* held; rebuilt */
+	uint32_t has_part;
+	uint32_t alias_cnt; /* rebuilt */
+};
+enum kvp_radix_op { KVP_RADIX_OP_NONE, KVP_RADIX_OP_STORE, KVP_RADIX_OP_REMOVE, KVP_RADIX_OP_CLEAR };
+struct kvp_radix_oprec {
+	uint32_t op; /* enum kvp_radix_op; stored last, cleared at the end */
+	uint32_t slot, how, n;
+	uint64_t part_salt, parent_ext;
+};
+struct kvp_radix_priv_shm {
+	struct kvp_objhdr hdr;
+	uint64_t generation; /* of the tree it belongs to; 0 = none yet */
+	uint32_t img_at;     /* table slot + 1 that img is being copied to; 0 = idle */
+	uint32_t split_on;   /* 1 between publishing the tail and shortening the head */
+	uint32_t split_head, split_tail, split_len; /* table slots, blocks that stay in the head */
+	uint32_t rid_bump, hole_bump, alias_bump;
+	struct kvp_radix_oprec op;
+	union { /* the header as it shall be */
+		struct kvp_radix_hdr_shm img;
+		char img_room[KVP_RADIX_HDR_FIXED + KVP_RADIX_SLOT_MAX / 8];
+	};
+} __attribute__((aligned(64)));
+
+/* Sizes that follow from a geometry. Offsets in bytes from the start of their object. */
+struct kvp_radix_geo {
+	uint32_t slot_max, word_cnt, hdr_bytes, run_max, hole_max, alias_max;
+	uint32_t col_max, cut_max; /* words */
+	uint32_t log2_min, log2_max;
+	uint64_t block_max;
+	uint64_t col_off, cut_off, table_off, side_bytes, footprint;
+	uint64_t slot_off, op_local_off, op_ext_off, local_off, ext_off, run_of_off, run_off, hole_off,
+		alias_off;
+	uint64_t priv_footprint;
+};
+/* kvp_radix_geo fills the sizes: KVP_ERR_INVAL for a geometry out of range. */
+int kvp_radix_geo(const struct kvp_geom *g, struct kvp_radix_geo *o);
+
+/* ---- key chain ---- */
+static inline uint64_t kvp_radix_fold(uint64_t a, uint64_t b)
+{
+	unsigned __int128 p = (unsigned __int128)a * b;
+	return (uint64_t)p ^ (uint64_t)(p >> 64);
+}
+/* The chain value before the first block of a partition. */
+static inline uint64_t kvp_radix_seed(const uint64_t salt[2], uint64_t part_salt)
+{
+	return kvp_radix_fold(salt[0] ^ part_salt, salt[1] ^ 0x9e3779b97f4a7c15ULL) ^ salt[0];
+}
+/* Key of a block from its predecessor's. Only the multiplication depends on the chain. 0 and 1 are
+ * reserved. */
+static inline uint64_t kvp_radix_step(const uint64_t salt[2], uint64_t prev, uint64_t local)
+{
+	uint64_t k = kvp_radix_fold(prev ^ salt[0], local ^ salt[1]) ^ local;
+	return k < KVP_RADIX_KEY_MIN ? k + 0x5bd1e9955bd1e995ULL : k;
+}
+
+/* Area of a header table, bytes from the start of the object. */
+static inline uint64_t kvp_radix_area(const struct kvp_radix *r, uint32_t log2, uint32_t side)
+{
+	uint64_t one = (2ULL << r->log2_max) - (1ULL << r->log2_min);
+	return r->table_off + ((side ? one : 0) + (1ULL << log2) - (1ULL << r->log2_min)) * r->hdr_bytes;
+}
+
+/* ---- arenas: binary buddy over granules; state is process-local and rebuilt from the headers ---- */
+#define KVP_RADIX_ORDER_MAX 11
+struct kvp_radix_buddy {
+	uint32_t gran_max, top_order; /* granules (multiple of 1 << top_order); largest block */
+	uint32_t *bump;		      /* in shared memory: granules ever handed out */
+	uint32_t head[KVP_RADIX_ORDER_MAX + 1];
+	uint32_t *next, *prev; /* + 1 */
+	uint8_t *state;	       /* order + 1 at the head of a free block */
+	uint32_t free_gran;
+};
+/* kvp_radix_buddy_get: first granule of a block of 1 << order granules, or KVP_RADIX_NOPOS. */
+uint32_t kvp_radix_buddy_get(struct kvp_radix_buddy *b, uint32_t order);
+/* kvp_radix_buddy_put returns n granules from g on. */
+void kvp_radix_buddy_put(struct kvp_radix_buddy *b, uint32_t g, uint32_t n);
+int kvp_radix_buddy_open(struct kvp_radix_buddy *b, uint32_t gran_max, uint32_t top_order, uint32_t *bump);
+void kvp_radix_buddy_close(struct kvp_radix_buddy *b);
+
+/* ---- writer ---- */
+struct kvp_radix_w {
+	struct kvp_radix r;
+	struct kvp_radix_geo geo;
+	struct kvp_radix_shm *pub;
+	struct kvp_radix_priv_shm *priv;
+	struct kvp_ctr_column_shm *ctr;
+	uint64_t *col;
+	uint32_t *cut;
+	char *tab; /* current header table */
+	uint32_t tab_log2, tab_mask;
+	uint64_t *local, *ext;
+	uint32_t *run_of;
+	struct kvp_radix_run_shm *run;
+	struct kvp_radix_hole_shm *hole;
+	struct kvp_radix_alias_shm *alias;
+	struct kvp_radix_slot_shm *slot;
+	uint64_t *op_local, *op_ext;
+	uint32_t rid_free, hole_free, alias_free; /* + 1 but for rid; 0 = none */
+	uint32_t pin_rid;			  /* run that must not be cut or killed now */
+	/* names: external hash -> position. Entry: 32 bits of the mixed hash << 32 | position + 1; 0 =
+	 * empty */
+	uint64_t *name;
+	uint32_t name_log2;
+	uint64_t name_cnt;
+	uint32_t *alias_by_ext, *alias_by_pos; /* + 1 */
+	uint32_t alias_log2;
+	struct kvp_radix_buddy colb, cutb;
+	uint8_t *col_use; /* runs that reach into a granule */
+	uint64_t *key;	  /* keys of the blocks of the current operation */
+	uint32_t *dup;	  /* duplicate detection: stamp + index */
+	uint32_t dup_stamp;
+};
+
+static inline struct kvp_radix_hdr_shm *kvp_radix_hdr(const struct kvp_radix_w *w, uint32_t tslot)
+{
+	return (struct kvp_radix_hdr_shm *)(void *)(w->tab + (uint64_t)tslot * w->geo.hdr_bytes);
+}
+static inline struct kvp_radix_hdr_shm *kvp_radix_hdr_of(const struct kvp_radix_w *w, uint32_t rid)
+{
+	return kvp_radix_hdr(w, w->run[rid].tslot);
+}
+static inline uint32_t kvp_radix_rid_at(const struct kvp_radix_w *w, uint32_t pos)
+{
+	return w->run_of[pos] & ~KVP_RADIX_NAME_OTHER;
+}
+static inline int kvp_radix_has_bit(const struct kvp_radix_hdr_shm *h, uint32_t slot)
+{
+	return (int)((h->bits[slot >> 6] >> (slot & 63)) & 1);
+}
+
+/* radix_run.c: headers and table */
+struct kvp_radix_hdr_shm *kvp_radix_img_load(struct kvp_radix_w *w, uint32_t tslot);
+struct kvp_radix_hdr_shm *kvp_radix_img_clear(struct kvp_radix_w *w);
+void kvp_radix_commit(struct kvp_radix_w *w, uint32_t tslot);
+void kvp_radix_commit_finish(struct kvp_radix_w *w);
+uint32_t kvp_radix_probe(const struct kvp_radix_w *w, uint64_t key);	  /* run, 0 = absent */
+uint32_t kvp_radix_probe_free(const struct kvp_radix_w *w, uint64_t key); /* slot to insert at */
+void kvp_radix_use_table(struct kvp_radix_w *w, uint64_t desc);
+void kvp_radix_table_fit(struct kvp_radix_w *w);
+void kvp_radix_area_clear(struct kvp_radix_w *w, uint32_t log2, uint32_t side);
+int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len);
+uint32_t kvp_radix_run_get(struct kvp_radix_w *w, uint64_t part_salt, uint64_t part_mix, uint32_t parent_pos);
+void kvp_radix_run_link(struct kvp_radix_w *w, uint32_t rid);
+uint32_t kvp_radix_parent_of(const struct kvp_radix_w *w, uint32_t rid); /* run, 0 = root */
+void kvp_radix_run_put(struct kvp_radix_w *w, uint32_t rid);
+void kvp_radix_col_use(struct kvp_radix_w *w, uint32_t base, uint32_t cap);
+void kvp_radix_reap(struct kvp_radix_w *w, uint32_t rid);
+void kvp_radix_kill(struct kvp_radix_w *w, uint32_t tslot);
+
+/* radix_cover.c: who holds what of a run */
+#define KVP_RADIX_SET_WORDS (KVP_RADIX_RUN_BLK_MAX / 64)
+struct kvp_radix_set { /* blocks of one run */
+	uint64_t w[KVP_RADIX_SET_WORDS];
+};
+uint32_t kvp_radix_cover_get(const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h, uint32_t slot);
+int kvp_radix_cover_set(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint32_t blk);
+int kvp_radix_holds(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos);
+uint32_t kvp_radix_held_end(const struct kvp_radix_w *w, uint32_t rid);
+void kvp_radix_held_set(const struct kvp_radix_w *w, uint32_t rid, uint32_t slot, struct kvp_radix_set *s);
+/* kvp_radix_hold adds blocks a..b-1; *fresh = how many were not held. FULL: nothing changed. */
+int kvp_radix_hold(
+	struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint32_t a, uint32_t b, uint32_t *fresh);
+/* kvp_radix_drop takes the blocks of a set away, all of which are held, with their aliases. */
+void kvp_radix_drop(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, const struct kvp_radix_set *gone);
+void kvp_radix_drop_all(struct kvp_radix_w *w, uint32_t rid, uint32_t slot);
+/* kvp_radix_tidy makes coverage and records of a slot say the same thing once (after a kill). */
+void kvp_radix_tidy(struct kvp_radix_w *w, uint32_t rid, uint32_t slot);
+uint32_t kvp_radix_hole_get(struct kvp_radix_w *w, uint32_t slot, uint32_t a, uint32_t b); /* + 1, 0 = none */
+void kvp_radix_hole_link(struct kvp_radix_w *w, uint32_t hole1);
+void kvp_radix_hole_put(struct kvp_radix_w *w, uint32_t hole1);
+
+/* radix_name.c: external hashes */
+static inline uint64_t kvp_radix_name_hash(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix)
+{
+	uint64_t x = (ext ^ part_mix) * 0x9fb21c651e98df25ULL;
+	x ^= x >> 32;
+	return (x ^ w->r.key_salt[1]) * 0xd6e8feb86659fd93ULL;
+}
+static inline void kvp_radix_name_prefetch(const struct kvp_radix_w *w, uint64_t hash)
+{
+	__builtin_prefetch(&w->name[hash >> (64 - w->name_log2)]);
+}
+uint32_t kvp_radix_name_get(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix);
+int kvp_radix_name_put(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t pos);
+void kvp_radix_name_del(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t pos);
+/* Position that the slot holds under ext, or KVP_RADIX_NOPOS. */
+uint32_t kvp_radix_name_of(const struct kvp_radix_w *w, uint32_t slot, uint64_t ext);
+uint32_t kvp_radix_alias_cnt(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos);
+uint32_t kvp_radix_alias_find(const struct kvp_radix_w *w, uint32_t slot, uint64_t ext, uint32_t pos);
+int kvp_radix_alias_put(struct kvp_radix_w *w, uint32_t slot, uint64_t ext, uint32_t pos);
+void kvp_radix_alias_del(struct kvp_radix_w *w, uint32_t alias1);
+void kvp_radix_alias_drop(struct kvp_radix_w *w, uint32_t slot, uint32_t pos); /* all at pos */
+int kvp_radix_alias_link(struct kvp_radix_w *w, uint32_t alias1);
+/* Next alias of the chain of (slot, pos) after alias1 (0 = first), 0 = end. */
+uint32_t kvp_radix_alias_next(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos, uint32_t alias1);
+void *kvp_radix_mem_get(uint64_t bytes); /* zeroed, unreserved; NULL = none */
+void kvp_radix_mem_put(void *p, uint64_t bytes);
+
+/* radix_recover.c: rebuild everything that is not kept, from the headers and the private records */
+int kvp_radix_recover(struct kvp_radix_w *w, struct kvp_radix_report *rep);
+
+/* radix_write.c */
+void kvp_radix_redo(struct kvp_radix_w *w);
+static inline void kvp_radix_count(struct kvp_radix_w *w, uint64_t *stat, enum kvp_ctr id, uint64_t n)
+{
+	kvp_add_sw_u64(stat, n);
+	if (w->ctr)
+		kvp_ctr_add(w->ctr, id, n);
+}
+#endif

@@ -1,0 +1,307 @@
+#include "shm/radix_priv.h"
+
+#include <string.h>
+
+#define RING 2048u /* keys kept: the current run and what is looked ahead */
+#define AHEAD 8u   /* runs looked ahead */
+_Static_assert(RING >= KVP_RADIX_RUN_BLK_MAX + 2 * KVP_RADIX_CHUNK_BLK, "a run and two chunks fit");
+
+struct walk {
+	const struct kvp_radix *r;
+	struct kvp_radix_query *q;
+	struct kvp_radix_match *m;
+	const char *tab;
+	uint32_t mask;
+	uint32_t pos;	/* blocks matched so far = position of the next run */
+	uint32_t have;	/* keys known */
+	uint32_t total; /* blocks of the prompt, as far as they can be had */
+	uint32_t longest;
+	uint32_t guess, step; /* next position where a run is expected, and its expected length */
+	uint64_t chain;
+	uint64_t act[KVP_RADIX_WORD_MAX];
+	uint64_t key[RING];
+};
+
+/* What one visit of a run learned before it is validated. */
+struct visit {
+	uint32_t ver, len, base, cut_ref, cut_n;
+	uint64_t last;
+	uint32_t matched;
+	uint32_t longest;
+};
+
+enum step { STEP_ON, STEP_END, STEP_TORN };
+
+static const uint64_t *col_of(const struct kvp_radix *r)
+{
+	return (const uint64_t *)(const void *)(r->base + r->col_off);
+}
+
+static const struct kvp_radix_hdr_shm *hdr_at(const struct walk *w, uint64_t i)
+{
+	return (const struct kvp_radix_hdr_shm *)(const void *)(w->tab + i * w->r->hdr_bytes);
+}
+
+static void prefetch_hdr(const struct walk *w, uint64_t key)
+{
+	const char *p = w->tab + (key & w->mask) * w->r->hdr_bytes;
+	for (uint32_t o = 0; o < w->r->hdr_bytes && o < 256; o += KVP_CACHE_LINE)
+		__builtin_prefetch(p + o);
+}
+
+/* Computes the keys of the next chunk; 0 if there are no more hashes. */
+static int more_keys(struct walk *w)
+{
+	struct kvp_radix_query *q = w->q;
+	uint32_t want = w->have + KVP_RADIX_CHUNK_BLK;
+	want = want < w->total ? want : w->total;
+	while (q->local_cnt < want && q->more) {
+		uint32_t before = q->local_cnt;
+		if (q->more(q->ctx, q) <= before)
+			break;
+	}
+	if (q->local_cnt < want) {
+		w->total = q->local_cnt > w->have ? q->local_cnt : w->have;
+		want = w->total;
+	}
+	if (want == w->have)
+		return 0;
+	uint64_t k = w->chain;
+	for (uint32_t i = w->have; i < want; i++) {
+		k = kvp_radix_step(w->r->key_salt, k, q->local[i]);
+		w->key[i & (RING - 1)] = k;
+		if (i == w->guess) {
+			prefetch_hdr(w, k);
+			w->guess += w->step;
+		}
+	}
+	w->chain = k;
+	w->have = want;
+	return 1;
+}
+
+/* Hashes that are there already cost little: look ahead so that the headers of short runs are on their way.
+ * */
+static void look_ahead(struct walk *w, uint32_t len)
+{
+	w->step = len;
+	w->guess = w->pos + len;
+	uint32_t to = w->pos + AHEAD * len;
+	if (len < 8 || to > w->pos + RING / 2)
+		to = w->pos + len + 1;
+	for (uint32_t i = 0; i < AHEAD && w->guess < w->have; i++, w->guess += len)
+		prefetch_hdr(w, w->key[w->guess & (RING - 1)]);
+	to = to < w->total ? to : w->total;
+	const struct kvp_radix_query *q = w->q;
+	while (w->have < to && w->have + KVP_RADIX_CHUNK_BLK <= w->pos + RING &&
+		(q->local_cnt >= w->total || w->have + KVP_RADIX_CHUNK_BLK <= q->local_cnt) && more_keys(w))
+		;
+}
+
+/* Slot of the header with this key; -1 if absent. */
+static int64_t probe(const struct walk *w, uint64_t key)
+{
+	uint64_t i = key & w->mask;
+	for (uint32_t n = 0; n <= w->mask; n++, i = (i + 1) & w->mask) {
+		uint64_t k = kvp_ld_acq_u64(&hdr_at(w, i)->key); /* pairs with: kvp_radix_commit (key) */
+		if (k == key)
+			return (int64_t)i;
+		if (k == KVP_RADIX_KEY_NONE)
+			return -1;
+	}
+	return -1;
+}
+
+/* Number of leading blocks of the run that equal the prompt: lo are known to, block hi - 1 is known not to.
+ * */
+static uint32_t bisect(const struct walk *w, const struct visit *v, uint32_t lo, uint32_t hi)
+{
+	const uint64_t *col = col_of(w->r) + v->base;
+	hi--;
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+		if (kvp_ld_rlx_u64(&col[mid]) == w->key[(w->pos + mid) & (RING - 1)])
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+static uint32_t match_len(struct walk *w, const struct visit *v)
+{
+	const uint64_t *col = col_of(w->r) + v->base;
+	uint32_t lo = 1; /* the first block is the header's key */
+	for (;;) {
+		uint32_t avail = w->have - w->pos;
+		if (avail >= v->len)
+			return w->key[(w->pos + v->len - 1) & (RING - 1)] == v->last
+				       ? v->len
+				       : bisect(w, v, lo, v->len);
+		/* Look at the column where the known keys end, so that a miss stops the hashing. */
+		if (kvp_ld_rlx_u64(&col[avail - 1]) != w->key[(w->have - 1) & (RING - 1)])
+			return bisect(w, v, lo, avail);
+		lo = avail;
+		uint32_t next = avail + KVP_RADIX_CHUNK_BLK;
+		__builtin_prefetch(&col[(next < v->len ? next : v->len) - 1]);
+		if (w->have >= w->total || !more_keys(w))
+			return avail;
+	}
+}
+
+/* Ranks that drop out here by the run's cutoff list. act: still in, but without the run's bit. */
+static int cutoffs(struct walk *w, struct visit *v, const uint64_t *out)
+{
+	struct kvp_radix_match *m = w->m;
+	uint32_t cnt = KVP_RADIX_CUT_CNT(v->cut_n);
+	if (cnt > KVP_RADIX_SLOT_MAX || (uint64_t)v->cut_ref + cnt > w->r->cut_max)
+		return -1;
+	const uint32_t *cut = (const uint32_t *)(const void *)(w->r->base + w->r->cut_off) + v->cut_ref;
+	for (uint32_t i = 0; i < cnt; i++) {
+		uint32_t e = kvp_ld_rlx_u32(&cut[i]);
+		uint32_t s = KVP_RADIX_CUT_SLOT(e), blk = KVP_RADIX_CUT_BLK(e);
+		if (s >= w->r->word_cnt * 64 || blk == 0 || !(out[s >> 6] >> (s & 63) & 1))
+			continue;
+		m->depth[s] = w->pos + (blk < v->matched ? blk : v->matched);
+		if (w->pos == 0)
+			m->active[s >> 6] |= 1ULL << (s & 63);
+		v->longest = m->depth[s] > v->longest ? m->depth[s] : v->longest;
+	}
+	return 0;
+}
+
+/* Intersects the ranks still in with those of the run. Everything written to the result is either validated
+ * afterwards or written again. */
+static int cover(struct walk *w, const struct kvp_radix_hdr_shm *h, struct visit *v, uint64_t *act)
+{
+	uint64_t out[KVP_RADIX_WORD_MAX];
+	v->longest = w->longest;
+	for (uint32_t i = 0; i < w->r->word_cnt; i++) {
+		uint64_t bits = kvp_ld_rlx_u64(&h->bits[i]);
+		act[i] = w->act[i] & bits;
+		out[i] = w->act[i] & ~bits;
+		if (w->pos == 0)
+			w->m->active[i] = bits;
+		else
+			for (uint64_t x = out[i]; x; x &= x - 1)
+				w->m->depth[i * 64 + (uint32_t)__builtin_ctzll(x)] = w->pos;
+	}
+	return cutoffs(w, v, out);
+}
+
+static enum step visit_run(struct walk *w)
+{
+	struct visit v;
+	uint64_t act[KVP_RADIX_WORD_MAX], any = 0;
+	int64_t i = probe(w, w->key[w->pos & (RING - 1)]);
+	if (i < 0)
+		return STEP_END;
+	const struct kvp_radix_hdr_shm *h = hdr_at(w, (uint64_t)i);
+	v.ver = kvp_ld_acq_u32(&h->ver); /* pairs with: kvp_radix_commit (version even) */
+	v.len = kvp_ld_rlx_u32(&h->len);
+	v.base = kvp_ld_rlx_u32(&h->base);
+	v.last = kvp_ld_rlx_u64(&h->last);
+	v.cut_ref = kvp_ld_rlx_u32(&h->cut_ref);
+	v.cut_n = kvp_ld_acq_u32(&h->cut_n); /* pairs with: kvp_radix_cover_set (entry, then count) */
+	if (v.ver & 1 || kvp_ld_rlx_u64(&h->key) != w->key[w->pos & (RING - 1)] || v.len == 0 ||
+		v.len > KVP_RADIX_RUN_BLK_MAX || (uint64_t)v.base + v.len > w->r->col_max)
+		return STEP_TORN;
+	if (w->total - w->pos < v.len)
+		__builtin_prefetch(&col_of(w->r)[v.base + (w->total - w->pos) - 1]);
+	if (KVP_RADIX_CUT_CNT(v.cut_n) && v.cut_ref < w->r->cut_max)
+		__builtin_prefetch((const uint32_t *)(const void *)(w->r->base + w->r->cut_off) + v.cut_ref);
+	look_ahead(w, v.len);
+	v.matched = match_len(w, &v);
+	if (cover(w, h, &v, act))
+		return STEP_TORN;
+	/* Orders the loads above before the version: pairs with the release fence in kvp_radix_commit. */
+	kvp_fence_acq();
+	if (kvp_ld_rlx_u32(&h->ver) != v.ver)
+		return STEP_TORN;
+	for (uint32_t x = 0; x < w->r->word_cnt; x++) {
+		w->act[x] = act[x];
+		any |= act[x];
+	}
+	w->longest = v.longest;
+	w->pos += v.matched;
+	if (any)
+		w->longest = w->pos;
+	if (!any || v.matched < v.len)
+		return STEP_END;
+	if (w->pos == w->have && (w->have >= w->total || !more_keys(w)))
+		return STEP_END;
+	return STEP_ON;
+}
+
+/* Walks one state of the table. Returns 0 when retries are used up. */
+static int walk(struct walk *w)
+{
+	struct kvp_radix_match *m = w->m;
+	w->pos = w->have = w->longest = w->guess = 0;
+	w->step = KVP_RADIX_RUN_BLK_MAX;
+	w->total = w->q->total_blk;
+	w->chain = kvp_radix_seed(w->r->key_salt, w->q->part_salt);
+	for (uint32_t i = 0; i < w->r->word_cnt; i++) {
+		w->act[i] = ~0ULL;
+		m->active[i] = 0;
+	}
+	enum step st = more_keys(w) ? STEP_ON : STEP_END;
+	while (st == STEP_ON) {
+		st = visit_run(w);
+		if (st != STEP_TORN)
+			continue;
+		if (m->retries >= KVP_RADIX_RETRY_MAX) {
+			m->gave_up = 1;
+			break;
+		}
+		m->retries++;
+		kvp_pause();
+		st = STEP_ON;
+	}
+	if (w->pos == 0) { /* nothing validated: also undoes what a torn visit wrote */
+		for (uint32_t i = 0; i < w->r->word_cnt; i++)
+			m->active[i] = 0;
+		w->longest = 0;
+	} else {
+		for (uint32_t i = 0; i < w->r->word_cnt; i++)
+			for (uint64_t x = w->act[i]; x; x &= x - 1)
+				m->depth[i * 64 + (uint32_t)__builtin_ctzll(x)] = w->pos;
+	}
+	m->longest = w->longest;
+	return !m->gave_up;
+}
+
+int kvp_radix_find(const struct kvp_radix *r, struct kvp_radix_query *q, struct kvp_radix_match *m)
+{
+	struct walk w;
+	m->longest = m->retries = m->gave_up = 0;
+	m->word_cnt = r->word_cnt;
+	w.r = r;
+	w.q = q;
+	w.m = m;
+	while (kvp_radix_ready(r)) {
+		uint64_t d = kvp_ld_acq_u64(&r->shm->table); /* pairs with: use of a new table, radix_run.c */
+		uint32_t log2 = KVP_RADIX_DESC_LOG2(d);
+		if (log2 >= r->log2_min && log2 <= r->log2_max) {
+			w.tab = r->base + kvp_radix_area(r, log2, KVP_RADIX_DESC_SIDE(d));
+			w.mask = (uint32_t)((1ULL << log2) - 1);
+			walk(&w);
+			/* A table that was replaced meanwhile may name recycled arrays: walk the new one.
+			 * */
+			kvp_fence_acq();
+			if (kvp_ld_rlx_u64(&r->shm->table) == d)
+				return KVP_OK;
+		}
+		memset(m->active, 0, sizeof(m->active[0]) * r->word_cnt);
+		m->longest = 0;
+		if (m->retries >= KVP_RADIX_RETRY_MAX) {
+			m->gave_up = 1;
+			return KVP_OK;
+		}
+		m->retries++;
+		m->gave_up = 0;
+	}
+	memset(m->active, 0, sizeof(m->active[0]) * r->word_cnt);
+	m->longest = 0;
+	return KVP_ERR_AGAIN;
+}
