@@ -165,6 +165,7 @@ static int index_segment(struct kvp_node *n, const struct kvp_geom *g)
 
 int kvp_node_region(struct kvp_node *n, const struct kvp_geom *geom, struct kvp_node_err *err)
 {
+	err->text[0] = 0;
 	kvp_node_drop(n);
 	n->geom = *geom;
 	n->geom.region_gen = n->geom.salt[0] = n->geom.salt[1] = 0;
