@@ -1,0 +1,89 @@
+#include "daemons/supervisor/sup.h"
+
+#include "daemons/common/log.h"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const program[KVP_ROLE_CNT] = {
+	[KVP_ROLE_INDEXER] = "kvpick-indexer",
+	[KVP_ROLE_HTTPD] = "kvpick-httpd",
+	[KVP_ROLE_EXTPROC] = "kvpick-extproc",
+	[KVP_ROLE_PEER] = "kvpick-peer",
+	[KVP_ROLE_DISCOVERY] = "kvpick-discovery",
+	[KVP_ROLE_CTL] = "kvpickctl",
+};
+
+static int find_dir(struct sup *s)
+{
+	ssize_t n = readlink("/proc/self/exe", s->dir, sizeof(s->dir) - 1);
+	if (n <= 0)
+		return KVP_EXIT_DEPEND;
+	s->dir[n] = 0;
+	char *slash = strrchr(s->dir, '/');
+	if (!slash)
+		return KVP_EXIT_DEPEND;
+	*slash = 0;
+	return 0;
+}
+
+static int find_program(struct sup *s, enum kvp_role role)
+{
+	snprintf(s->path[role], sizeof(s->path[role]), "%s/%s", s->dir, program[role]);
+	if (access(s->path[role], X_OK) == 0)
+		return 0;
+	fprintf(stderr, "kvpick: %s is missing beside kvpick: the %s role needs it\n", s->path[role],
+		kvp_role_name(role));
+	return KVP_EXIT_DEPEND;
+}
+
+static int add(struct sup *s, enum kvp_role role, uint64_t cnt)
+{
+	int code = cnt ? find_program(s, role) : 0;
+	if (code)
+		return code;
+	for (uint64_t i = 0; i < cnt; i++) {
+		/* Slot 0 is the supervisor, the last one the sweep helper. */
+		if (s->child_cnt + 2 >= KVP_SLOT_MAX) {
+			fprintf(stderr, "kvpick: more than %u processes\n", KVP_SLOT_MAX - 2);
+			return KVP_EXIT_CONFIG;
+		}
+		struct sup_child *c = &s->child[s->child_cnt++];
+		c->role = role;
+		c->instance = (uint32_t)i;
+		c->slot = s->child_cnt;
+		c->program = s->path[role];
+		c->pidfd = -1;
+	}
+	return 0;
+}
+
+int sup_plan(struct sup *s)
+{
+	const struct kvp_config *c = s->cfg;
+	if (find_dir(s)) {
+		fputs("kvpick: cannot tell where its own program file is (/proc/self/exe)\n", stderr);
+		return KVP_EXIT_DEPEND;
+	}
+	int code = add(s, KVP_ROLE_INDEXER, 1);
+	code = code ? code : add(s, KVP_ROLE_HTTPD, c->eff.selection_on ? c->httpd_processes : 1);
+	code = code ? code : add(s, KVP_ROLE_EXTPROC, c->eff.epp_on ? c->extproc_processes : 0);
+	code = code ? code : add(s, KVP_ROLE_PEER, c->eff.peer_on ? 1 : 0);
+	code = code ? code : add(s, KVP_ROLE_DISCOVERY, c->eff.discovery_on ? 1 : 0);
+	code = code ? code : find_program(s, KVP_ROLE_CTL);
+	if (code)
+		return code;
+	s->sweeper.role = KVP_ROLE_CTL;
+	s->sweeper.slot = s->child_cnt + 1;
+	s->sweeper.program = s->path[KVP_ROLE_CTL];
+	s->sweeper.pidfd = -1;
+	s->geom.slot_max = s->child_cnt + 2;
+	s->geom.rank_max = (uint32_t)c->max_ranks;
+	s->geom.index_rank_max = (uint32_t)c->index_ranks;
+	s->geom.resv_max = (uint32_t)c->max_reservations;
+	s->geom.block_max = c->max_blocks;
+	s->geom.active_block_max = c->max_active_blocks;
+	s->geom.queued_max = (uint32_t)c->max_queued;
+	s->geom.part_max = KVP_PART_MAX;
+	return 0;
+}
