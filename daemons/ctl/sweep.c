@@ -1,0 +1,66 @@
+#include "daemons/ctl/ctl.h"
+
+#include "daemons/common/log.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define TRIES 100 /* of a sweep that others keep from finishing; each is a few milliseconds */
+
+static int slot_arg(int argc, char **argv, uint32_t *slot)
+{
+	const char *v = NULL;
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--slot") == 0)
+			v = argv[i + 1];
+		else if (strncmp(argv[i], "--slot=", 7) == 0)
+			v = argv[i] + 7;
+	}
+	char *end = NULL;
+	unsigned long n = v ? strtoul(v, &end, 10) : 0;
+	if (!v || !*v || *end || n >= KVP_SLOT_MAX)
+		return KVP_ERR_INVAL;
+	*slot = (uint32_t)n;
+	return KVP_OK;
+}
+
+/* ctl_sweep gives back what the dead process of a slot held. Started by the supervisor, one at a time,
+ * between reaping and releasing the slot. */
+int ctl_sweep(int argc, char **argv)
+{
+	uint32_t slot;
+	static struct kvp_boot boot;
+	if (slot_arg(argc, argv, &slot)) {
+		fputs("kvpickctl: sweep needs --slot I\n", stderr);
+		return KVP_EXIT_CONFIG;
+	}
+	int rc = kvp_boot_child(argc, argv, KVP_ROLE_CTL, &boot);
+	if (rc)
+		return kvp_boot_exit(rc);
+	kvp_boot_control(&boot, KVP_CTL_RUN);
+	struct kvp_region *r = boot.region;
+	kvp_owner dead = kvp_slot_owner(boot.slots, slot);
+	if (dead == 0)
+		return KVP_EXIT_OK;
+	if (dead == boot.owner || kvp_slot_alive(boot.lock_fd, slot) != 0) {
+		KVP_LOG_E("sweep.refused", "slot=%u reason=alive", slot);
+		return KVP_EXIT_AGAIN;
+	}
+	struct kvp_sweep_result res;
+	memset(&res, 0, sizeof(res));
+	rc = KVP_ERR_AGAIN;
+	for (int i = 0; i < TRIES && rc == KVP_ERR_AGAIN; i++)
+		rc = kvp_book_sweep_owner(&r->book, dead, NULL, NULL, &res);
+	uint32_t cells = kvp_cmd_sweep_owner(&r->cmd, dead);
+	uint32_t records = kvp_errlog_sweep_owner(&r->errlog, dead);
+	KVP_LOG_I("sweep.done",
+		"slot=%u rc=%d claims=%u finished=%u undone=%u freed=%u kept=%u ranks=%u chunks=%u "
+		"commands=%u errors=%u",
+		slot, rc, res.claim_cnt, res.finish_cnt, res.undo_cnt, res.free_cnt, res.kept_cnt,
+		res.rank_cnt, res.chunk_cnt, cells, records);
+	if (rc) {
+		kvp_boot_error(&boot, rc, "ctl.sweep", __LINE__,
+			"the bookings of a dead process could not be swept");
+		return KVP_EXIT_CORRUPT;
+	}
+	return KVP_EXIT_OK;
+}
