@@ -17,7 +17,7 @@
  *            Consumer killed: cells stay POSTED or TAKEN; the next consumer's kvp_cmd_attach makes TAKEN
  *            ones POSTED again with attempt + 1 (it may answer those KVP_ERR_AGAIN). A producer waits with
  *            its own deadline and gives up by kvp_cmd_end. Nobody waits for anybody inside a call.
- * Proved by  tests/t_cmdring.c, tests/torture/x_cmdring.c
+ * Proved by  tests/t_cmdring.c, tests/t_cmdring_crash.c, tests/torture/x_cmdring.c
  */
 #ifndef KVP_SHM_CMDRING_H
 #define KVP_SHM_CMDRING_H

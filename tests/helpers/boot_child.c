@@ -1,6 +1,6 @@
-/* A process of any role for tests of the supervisor: joins, says RUN, beats, ends on SIGTERM. Its role is that
- * of the program name under which it is started. A file in the run directory, <role>.<instance>.do, holds a
- * word that tells it how to misbehave. */
+/* A process of any role for tests of the supervisor: joins, says RUN, beats, ends on SIGTERM. Its role is
+ * that of the program name under which it is started. A file in the run directory, <role>.<instance>.do,
+ * holds a word that tells it how to misbehave. */
 #include "daemons/common/boot.h"
 #include "shm/region.h"
 #include <fcntl.h>
