@@ -1,5 +1,5 @@
-/* Booking: scan of all ranks + claim + book + prefill done + free, for growing numbers of ranks, with and without
- * prompt blocks, one and two processes. One line a case; medians of five runs.
+/* Booking: scan of all ranks + claim + book + prefill done + free, for growing numbers of ranks, with and
+ * without prompt blocks, one and two processes. One line a case; medians of five runs.
  *   make BUILD=release build/release/bench/b_book && build/release/bench/b_book */
 #include "shm/sweep.h"
 
@@ -51,7 +51,8 @@ static uint32_t scan(const struct kvp_book *b, uint32_t ranks, uint32_t start, s
 		for (; r < end; r++) {
 			struct kvp_load l;
 			kvp_load_read(b, r, &l);
-			uint64_t c = (l.prefill_tok << 16) + (l.active_blk_fx >> 20); /* one block = 16 tokens */
+			uint64_t c =
+				(l.prefill_tok << 16) + (l.active_blk_fx >> 20); /* one block = 16 tokens */
 			if (c < cost) {
 				cost = c;
 				pick = r;
@@ -151,10 +152,12 @@ static void cycle(struct kvp_book *b, uint32_t ranks, uint32_t blocks, uint32_t 
 		while (wait(NULL) > 0)
 			;
 	}
-	printf("bench=book.cycle ranks=%u blocks=%u procs=%u p50_ns=%" PRIu64 " p99_ns=%" PRIu64 " cycles_s=%" PRIu64
-	       " select_reserve_p50_ns=%" PRIu64 " select_reserve_p99_ns=%" PRIu64 " again_per_10k=%" PRIu64 "\n",
-		ranks, blocks, procs, median(sh->p50, procs, 0), median(sh->p99, procs, 0), median(sh->rate, procs, 1),
-		median(sh->book50, procs, 0), median(sh->book99, procs, 0), median(sh->stale, procs, 0));
+	printf("bench=book.cycle ranks=%u blocks=%u procs=%u p50_ns=%" PRIu64 " p99_ns=%" PRIu64
+	       " cycles_s=%" PRIu64 " select_reserve_p50_ns=%" PRIu64 " select_reserve_p99_ns=%" PRIu64
+	       " again_per_10k=%" PRIu64 "\n",
+		ranks, blocks, procs, median(sh->p50, procs, 0), median(sh->p99, procs, 0),
+		median(sh->rate, procs, 1), median(sh->book50, procs, 0), median(sh->book99, procs, 0),
+		median(sh->stale, procs, 0));
 	fflush(stdout);
 	if (kvp_book_check(b))
 		abort();
@@ -210,8 +213,8 @@ static void blocks_alone(struct kvp_book *b)
 int main(void)
 {
 	static const uint32_t ranks[] = { 8, 64, 512, 1024 };
-	mem = mmap(NULL, kvp_book_footprint(&g), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-		-1, 0);
+	mem = mmap(NULL, kvp_book_footprint(&g), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct kvp_book b;
 	madvise(mem, kvp_book_footprint(&g), MADV_POPULATE_WRITE); /* as a region does ahead of use */

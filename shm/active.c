@@ -282,21 +282,34 @@ int book_ref(struct kvp_book *b, uint32_t idx, struct book_dom dom, int64_t *del
 	return KVP_OK;
 }
 
-int book_count(struct kvp_book *b, uint32_t idx, struct book_dom dom, struct book_dom old, int64_t *delta)
+/* Copies the key array of idx to private memory: a close may take the chunks away at any moment. */
+static uint32_t keys_copy(struct kvp_book *b, uint32_t idx)
 {
-	uint32_t left = kvp_ld_rlx_u32(&b->resv[idx].seq_cnt);
+	uint32_t left = kvp_ld_rlx_u32(&b->resv[idx].seq_cnt), cnt = 0;
 	uint32_t chunk = kvp_ld_rlx_u32(&b->resv[idx].chunk_first);
-	int rc = KVP_OK;
+	if (left > KVP_RESV_SEQ_MAX || !book_scratch(b, left))
+		return 0;
 	for (; left && chunk && chunk < b->chunk_cnt; chunk = next_of(b, chunk)) {
 		uint32_t n = left < CHUNK_KEYS ? left : CHUNK_KEYS;
-		for (uint32_t i = 0; i < n; i++) {
-			uint64_t seq = kvp_ld_rlx_u64(&b->key[(uint64_t)chunk * CHUNK_KEYS + i]);
-			uint64_t w = KVP_BLK_FX_ONE;
-			book_peek(b, book_key(old, seq), &w);
-			if (add(b, book_key(dom, seq), w, delta))
-				rc = KVP_ERR_FULL;
-		}
+		for (uint32_t i = 0; i < n; i++)
+			b->scratch[cnt++] = kvp_ld_rlx_u64(&b->key[(uint64_t)chunk * CHUNK_KEYS + i]);
 		left -= n;
+	}
+	return left ? 0 : cnt;
+}
+
+int book_count(struct kvp_book *b, uint32_t idx, struct book_dom dom, struct book_dom old, int64_t *delta,
+	uint32_t *cnt)
+{
+	int rc = KVP_OK;
+	*cnt = keys_copy(b, idx);
+	if (*cnt != kvp_ld_rlx_u32(&b->resv[idx].seq_cnt))
+		rc = KVP_ERR_FULL;
+	for (uint32_t i = 0; i < *cnt; i++) {
+		uint64_t w = KVP_BLK_FX_ONE;
+		book_peek(b, book_key(old, b->scratch[i]), &w);
+		if (add(b, book_key(dom, b->scratch[i]), w, delta))
+			rc = KVP_ERR_FULL;
 	}
 	return rc;
 }
@@ -369,6 +382,12 @@ static void purge(struct kvp_book *b, uint64_t key, enum book_purge_what what)
 			return;
 		kvp_cas_u128(p, &old, empty);
 	}
+}
+
+void book_uncount(struct kvp_book *b, struct book_dom dom, uint32_t cnt)
+{
+	for (uint32_t i = 0; i < cnt; i++)
+		purge(b, book_key(dom, b->scratch[i]), PURGE_ALL);
 }
 
 void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_last, uint32_t epochs,

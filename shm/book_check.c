@@ -40,7 +40,8 @@ static void expect_key(struct checker *c, uint64_t key, uint32_t rank)
 		c->tab[i].key = key;
 		c->distinct++;
 		if (book_peek(c->b, key, &w) == 0)
-			fault(c, "rank %" PRIu32 ": block %016" PRIx64 " of a live booking is missing", rank, key);
+			fault(c, "rank %" PRIu32 ": block %016" PRIx64 " of a live booking is missing", rank,
+				key);
 		c->blk[rank] += w;
 	}
 	c->tab[i].cnt++;
@@ -53,7 +54,8 @@ static void check_keys(struct checker *c, uint32_t idx, uint32_t rank, uint64_t 
 	uint32_t left = b->resv[idx].seq_cnt, chunk = b->resv[idx].chunk_first;
 	while (left) {
 		if (chunk == 0 || chunk >= b->chunk_cnt || b->chunk[chunk].owner != h) {
-			fault(c, "reservation %" PRIu32 ": broken chain of chunks, %" PRIu32 " keys left", idx, left);
+			fault(c, "reservation %" PRIu32 ": broken chain of chunks, %" PRIu32 " keys left",
+				idx, left);
 			return;
 		}
 		uint32_t n = left < CHUNK_KEYS ? left : CHUNK_KEYS;
@@ -94,7 +96,8 @@ static void check_resv(struct checker *c, uint32_t idx)
 	uint32_t rank = book_rank_of(b, e);
 	uint64_t ctl = rank < b->rank_max ? book_ctl(b, rank) : 0;
 	if (CTL_STATE(ctl) != KVP_CTL_OPEN || CTL_GEN(ctl) != e->rank_gen) {
-		fault(c, "entry %" PRIu32 ": booked on rank %" PRIu32 ", which is not open for it", idx, rank);
+		fault(c, "entry %" PRIu32 ": booked on rank %" PRIu32 ", which is not open for it", idx,
+			rank);
 		return;
 	}
 	c->tok[rank] += s & FL_TOK ? e->prefill_tok : 0;
@@ -113,10 +116,11 @@ static void check_ranks(struct checker *c)
 			fault(c, "rank %" PRIu32 ": recount under way", r);
 		if (l.prefill_tok != c->tok[r] || l.requests != c->req[r] || l.active_blk_fx != c->blk[r])
 			fault(c,
-				"rank %" PRIu32 ": load %" PRIu64 " tokens %" PRIu32 " requests %.6f blocks, want %" PRIu64
-				" %" PRIu64 " %.6f",
-				r, l.prefill_tok, l.requests, (double)l.active_blk_fx / (double)KVP_BLK_FX_ONE,
-				c->tok[r], c->req[r], (double)c->blk[r] / (double)KVP_BLK_FX_ONE);
+				"rank %" PRIu32 ": load %" PRIu64 " tokens %" PRIu32
+				" requests %.6f blocks, want %" PRIu64 " %" PRIu64 " %.6f",
+				r, l.prefill_tok, l.requests,
+				(double)l.active_blk_fx / (double)KVP_BLK_FX_ONE, c->tok[r], c->req[r],
+				(double)c->blk[r] / (double)KVP_BLK_FX_ONE);
 	}
 }
 

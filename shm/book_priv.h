@@ -135,9 +135,12 @@ struct kvp_book_hdr_shm {
 	uint64_t act_reach; /* lines in use beyond home, 1..KVP_ACTIVE_REACH; only grows */
 	uint64_t id_reach;  /* entries in use from home, 8..KVP_RESV_WINDOW; only grows */
 	uint64_t pad1[14];
-	uint64_t live; /* claims and bookings */
+	uint64_t live; /* changes 32 | claims and bookings 32: entries from ST_CLAIM to ST_FREE_B */
 	uint64_t pad2[15];
 };
+
+#define LIVE_MORE ((1ULL << 32) + 1)
+#define LIVE_LESS ((1ULL << 32) - 1) /* the count must be at least 1 */
 
 #define H_IDX(h) ((uint32_t)(h))
 #define H_GEN(h) ((uint32_t)((h) >> 32))
@@ -171,7 +174,7 @@ static inline uint32_t book_rank_of(const struct kvp_book *b, const struct kvp_r
 enum book_apply {
 	APPLY_DONE,   /* applied, state moved on */
 	APPLY_MOVED,  /* the state had moved on by itself: read it again */
-	APPLY_FENCED, /* the rank is closed, being recounted or (want) has another control word: not applied */
+	APPLY_FENCED, /* rank closed, being recounted or (want) under another control word: not applied */
 	APPLY_STALE   /* seen does not match: not applied */
 };
 /* book_apply brings the pending operation of state s (of idx) onto its rank.
@@ -181,14 +184,16 @@ enum book_apply book_apply(struct kvp_book *b, uint32_t idx, uint64_t s, uint64_
 	const struct kvp_load *seen);
 /* book_help moves on the reservation that a tag names, if its operation is still marked as pending. */
 void book_help(struct kvp_book *b, uint64_t tag);
-/* book_step moves state *s to base if nothing but flags changed meanwhile: 1 and *s = new; else 0 and *s = now. */
+/* book_step moves state *s to base if nothing but flags changed meanwhile: 1 and *s = new; else 0 and *s =
+ * now. */
 int book_step(struct kvp_book *b, uint32_t idx, uint64_t *s, enum kvp_base base);
 /* book_advance does the step that an applied operation stands for. */
 void book_advance(struct kvp_book *b, uint32_t idx, uint64_t s);
 /* book_fence replaces both tags of a rank, after helping them; zero = also the loads. */
 enum book_fence_load { FENCE_KEEP, FENCE_ZERO };
 void book_fence(struct kvp_book *b, uint32_t rank, uint64_t tag, enum book_fence_load mode);
-/* book_rank_drop drops the bookings of a closed rank and purges the epochs of its control word: their number. */
+/* book_rank_drop drops the bookings of a closed rank and purges the epochs of its control word: their number.
+ * */
 uint32_t book_rank_drop(struct kvp_book *b, uint32_t rank, uint64_t ctl);
 
 /* ---- active.c ---- */
@@ -196,22 +201,29 @@ struct book_dom { /* key domain of one (rank slot, count epoch) */
 	uint64_t a, m;
 };
 struct book_dom book_dom(const struct kvp_book *b, uint32_t rank, uint32_t epoch);
-/* Walks over the key array of idx in the domain of (rank, epoch); *delta collects the change of live weight.
- * book_ref: root to leaf, 0 or KVP_ERR_FULL with *done = keys referenced. book_unref: the first cnt keys,
- * leaf to root. book_frac: fraction to the exclusive suffix. book_purge: delete outright, garbage epochs
- * only. book_count: reference in dom with the weights that old has. */
+/* Walks over the key array of idx in a domain; *delta collects the change of live weight.
+ * book_ref    root to leaf; 0, or KVP_ERR_FULL; *done = keys referenced
+ * book_unref  the first cnt keys, leaf to root
+ * book_frac   fraction to the exclusive suffix
+ * book_purge  delete outright, in garbage epochs only: epochs of them, epoch_last the newest
+ * book_count  reference in dom with the weights of old; *cnt keys, kept in the scratch memory for
+ * book_uncount, which deletes them again when dom turns out to be over */
 int book_ref(struct kvp_book *b, uint32_t idx, struct book_dom dom, int64_t *delta, uint32_t *done);
 void book_unref(struct kvp_book *b, uint32_t idx, struct book_dom dom, uint32_t cnt, int64_t *delta);
 void book_frac(struct kvp_book *b, uint32_t idx, struct book_dom dom, uint64_t frac_fx, int64_t *delta);
 enum book_purge_what { PURGE_ALL, PURGE_WHOLE /* only entries whose weight is one */ };
 void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_last, uint32_t epochs,
 	enum book_purge_what what);
-int book_count(struct kvp_book *b, uint32_t idx, struct book_dom dom, struct book_dom old, int64_t *delta);
+int book_count(struct kvp_book *b, uint32_t idx, struct book_dom dom, struct book_dom old, int64_t *delta,
+	uint32_t *cnt);
+void book_uncount(struct kvp_book *b, struct book_dom dom, uint32_t cnt);
 /* book_key is the table key of one sequence hash; book_peek looks it up: count, 0 if absent. */
 uint64_t book_key(struct book_dom dom, uint64_t seq);
 uint32_t book_peek(const struct kvp_book *b, uint64_t key, uint64_t *weight);
 
 /* ---- resv.c ---- */
+/* book_scratch makes the handle's private memory hold at least cnt words (and one more): 0 without memory. */
+int book_scratch(struct kvp_book *b, uint32_t cnt);
 /* book_keys_store keeps seq without repeats in chunks of h: KVP_ERR_FULL leaves none behind. */
 int book_keys_store(struct kvp_book *b, uint64_t h, const uint64_t *seq, uint32_t cnt);
 void book_keys_drop(struct kvp_book *b, uint64_t h);

@@ -308,7 +308,8 @@ uint32_t book_rank_drop(struct kvp_book *b, uint32_t rank, uint64_t ctl)
 	return cnt;
 }
 
-/* The rest of a close, also of one that was killed: fence first, so that no booking can settle behind the scan. */
+/* The rest of a close, also of one that was killed: fence first, so that no booking can settle behind the
+ * scan. */
 static void close_run(struct kvp_book *b, uint32_t rank, uint64_t ctl)
 {
 	book_fence(b, rank, tag_fence(CTL_EPOCH(ctl), FENCE_CLOSE), FENCE_ZERO);

@@ -45,6 +45,18 @@ void book_keys_drop(struct kvp_book *b, uint64_t h)
 	kvp_st_rlx_u32(&e->seq_cnt, 0);
 }
 
+int book_scratch(struct kvp_book *b, uint32_t cnt)
+{
+	if (b->scratch && cnt <= b->scratch_cnt)
+		return 1;
+	uint64_t *p = realloc(b->scratch, ((uint64_t)cnt + 1) * sizeof(*p));
+	if (!p)
+		return 0;
+	b->scratch = p;
+	b->scratch_cnt = cnt;
+	return 1;
+}
+
 /* Set of the hashes of one request, in the handle's private memory. 0 marks an empty place; the hash 0 itself
  * is kept in the last word. */
 static int seen_begin(struct kvp_book *b, uint32_t cnt)
@@ -52,13 +64,8 @@ static int seen_begin(struct kvp_book *b, uint32_t cnt)
 	uint32_t size = 16;
 	while (size < 2 * cnt)
 		size *= 2;
-	if (size > b->scratch_cnt) {
-		uint64_t *p = realloc(b->scratch, (size + 1) * sizeof(*p));
-		if (!p)
-			return 0;
-		b->scratch = p;
-		b->scratch_cnt = size;
-	}
+	if (!book_scratch(b, size))
+		return 0;
 	memset(b->scratch, 0, size * sizeof(uint64_t));
 	b->scratch[b->scratch_cnt] = 0;
 	return (int)size - 1;
@@ -274,7 +281,7 @@ int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t i
 	kvp_st_rlx_u32(&e->chunk_last, 0);
 	kvp_st_rlx_u32(&e->id_chunk, 0);
 	kvp_st_rlx_u32(&e->id_len, 0);
-	if (kvp_faa_rlx_u64(&b->hdr->live, 1) >= b->resv_max) {
+	if ((int32_t)kvp_faa_rlx_u64(&b->hdr->live, LIVE_MORE) >= (int32_t)b->resv_max) {
 		rc = KVP_ERR_FULL;
 	} else if (!id_alone(b, &x, at) || !book_step(b, idx, &s, ST_CLAIM)) {
 		rc = KVP_ERR_EXISTS;
@@ -301,15 +308,17 @@ void book_release(struct kvp_book *b, uint32_t idx)
 	book_keys_drop(b, h);
 	chain_drop(b, h, kvp_ld_rlx_u32(&e->id_chunk), KVP_RESV_ID_MAX / (CHUNK_KEYS * 8));
 	kvp_st_rlx_u32(&e->id_chunk, 0);
-	for (;;) { /* a claim that is searching may be aborted just now */
-		struct kvp_u128 gone = { old.lo & ~0xffffffffULL, 0 };
+	while (S_BASE(old.lo) != ST_FREED) { /* a claim that is searching may be aborted just now */
 		if (S_BASE(old.lo) == ST_FREE || S_GEN(old.lo) != H_GEN(h))
 			return;
-		if (kvp_cas_u128(p, &old, gone))
-			break;
+		uint64_t n = s_to(old.lo, ST_FREED, S_SLOT(old.lo));
+		old.lo = kvp_cas_ar_u64(&p->lo, old.lo, n) ? n : kvp_ld_acq_u64(&p->lo);
 	}
 	KVP_POINT("book:released");
-	kvp_faa_rlx_u64(&b->hdr->live, UINT64_MAX);
+	if ((int32_t)kvp_ld_rlx_u64(&b->hdr->live) > 0)
+		kvp_faa_rlx_u64(&b->hdr->live, LIVE_LESS);
+	struct kvp_u128 gone = { old.lo & ~0xffffffffULL, 0 };
+	kvp_cas_u128(p, &old, gone);
 }
 
 /* The state word if h is of this generation, else 0 (which is a free entry). */
@@ -816,6 +825,5 @@ int kvp_resv_iter(const struct kvp_book *b, uint32_t *cursor, uint64_t *h)
 
 uint64_t kvp_resv_cnt(const struct kvp_book *b)
 {
-	uint64_t n = kvp_ld_rlx_u64(&b->hdr->live);
-	return (int64_t)n < 0 ? 0 : n;
+	return (uint32_t)kvp_ld_rlx_u64(&b->hdr->live);
 }

@@ -12,9 +12,9 @@ static int on_rank(const struct kvp_book *b, uint32_t idx, uint32_t rank, uint32
 	return book_rank_of(b, e) == rank && kvp_ld_rlx_u32(&e->rank_gen) == gen;
 }
 
-/* What state s becomes when its rank is counted anew; 0 = it stays as it is. Pending operations on pairs count
- * as done. Settled states change their phase only, so that no operation that saw the rank open can begin any
- * more. Bookings in flight are not touched: they see the control word and go back. */
+/* What state s becomes when its rank is counted anew; 0 = it stays as it is. Pending operations on pairs
+ * count as done. Settled states change their phase only, so that no operation that saw the rank open can
+ * begin any more. Bookings in flight are not touched: they see the control word and go back. */
 static uint64_t settled(uint64_t s)
 {
 	if (IS_IN(s, BASES_FREEING))
@@ -66,11 +66,13 @@ static int count_all(struct kvp_book *b, uint32_t rank, uint64_t ctl, uint64_t s
 		tok += s & FL_TOK ? kvp_ld_rlx_u64(&e->prefill_tok) : 0;
 		req++;
 		blk += (int64_t)kvp_ld_rlx_u64(&e->out_fx[sel]);
-		if (book_count(b, i, dom, old, &blk))
+		uint32_t cnt;
+		if (book_count(b, i, dom, old, &blk, &cnt))
 			book_ctr(b, KVP_CTR_BOOK_LOST, 1);
 		KVP_POINT("book:recount_ref");
+		/* Whoever takes the rank over purges this epoch only of reservations that it finds. */
 		if (book_ctl(b, rank) != ctl) {
-			book_purge(b, i, rank, CTL_EPOCH(ctl), 1, PURGE_ALL);
+			book_uncount(b, dom, cnt);
 			return 0;
 		}
 	}
@@ -144,7 +146,7 @@ static void recount(struct kvp_book *b, uint32_t rank)
 	KVP_POINT("book:recount");
 	book_fence(b, rank, tag_fence(CTL_EPOCH(n), FENCE_RECOUNT), FENCE_KEEP);
 	settle_all(b, rank, CTL_GEN(n));
-	/* Room for the new entries. What is counted again without an old entry gets weight one all the same. */
+	/* Room for the new entries. What is counted again without an old entry gets weight one. */
 	purge_old(b, rank, n, PURGE_WHOLE);
 	uint64_t sum[2];
 	if (!count_all(b, rank, n, sum) || !store_pairs(b, rank, CTL_EPOCH(n), sum))
@@ -178,7 +180,8 @@ static void sweep_claim(struct sweep *w, uint32_t idx)
 	if (IS_IN(s, BASES_BOOKING)) {
 		uint64_t ctl = kvp_ld_rlx_u64(&e->op_ctl);
 		uint32_t rank = book_rank_of(w->b, e);
-		if (rank < w->b->rank_max && book_ctl(w->b, rank) != ctl) /* what it still references is garbage */
+		/* under another control word, what it still references is garbage */
+		if (rank < w->b->rank_max && book_ctl(w->b, rank) != ctl)
 			book_purge(w->b, idx, rank, CTL_EPOCH(ctl), 1, PURGE_ALL);
 		w->res->undo_cnt++;
 	} else {
@@ -187,8 +190,8 @@ static void sweep_claim(struct sweep *w, uint32_t idx)
 	book_release(w->b, idx);
 }
 
-/* A booking that its dead claimer had begun. Exact where the pairs tell; a rank whose references are uncertain
- * is counted anew, which makes the control word differ from the booking's. */
+/* A booking that its dead claimer had begun. Exact where the pairs tell; a rank whose references are
+ * uncertain is counted anew, which makes the control word differ from the booking's. */
 static void sweep_booking(struct sweep *w, uint32_t idx, uint64_t s)
 {
 	struct kvp_book *b = w->b;
@@ -343,16 +346,22 @@ static uint32_t sweep_chunks(struct kvp_book *b)
 	return cnt;
 }
 
-/* The number of live entries may be off by one after a kill between an entry and its count. It is put right
- * when nobody claims or frees during a scan; otherwise the next sweep or expiry tries again. */
+/* The number of live entries is off by one after a kill between an entry's step and its count. It is put
+ * right when nobody claims or frees during a scan; otherwise the next sweep or expiry tries again. */
 static void recount_live(struct kvp_book *b)
 {
 	for (int i = 0; i < 3; i++) {
 		uint64_t seen = kvp_ld_acq_u64(&b->hdr->live), cnt = 0;
-		for (uint32_t k = 0; k < b->id_cnt; k++)
-			cnt += S_BASE(kvp_ld_acq_u64(book_state(b, k))) != ST_FREE;
-		if (seen == cnt || (kvp_ld_acq_u64(&b->hdr->live) == seen &&
-					   kvp_cas_ar_u64(&b->hdr->live, seen, cnt)))
+		int moving = 0;
+		for (uint32_t k = 0; k < b->id_cnt; k++) {
+			enum kvp_base base = S_BASE(kvp_ld_acq_u64(book_state(b, k)));
+			moving |= base == ST_SCAN || base == ST_ABORT || base == ST_FREED;
+			cnt += base != ST_FREE;
+		}
+		if (moving)
+			continue;
+		if ((uint32_t)seen == cnt ||
+			kvp_cas_ar_u64(&b->hdr->live, seen, (seen & ~0xffffffffULL) | cnt))
 			return;
 	}
 }

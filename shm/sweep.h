@@ -9,6 +9,8 @@
  * Lifetime   a dead owner's slot is assigned again only after kvp_book_sweep_owner returned KVP_OK.
  * Crash      a killed sweep is repeated with the same arguments; it goes on where the first one stopped. A
  *            rank whose recount was interrupted stays closed to bookings (KVP_ERR_AGAIN) until then.
+ *            A sweep killed in the instant that its rank is closed may leave blocks of one reservation in the
+ *            table: they take room and count nowhere.
  * Proved by  tests/t_book_crash.c, tests/torture/x_book.c.
  */
 #ifndef KVP_SHM_SWEEP_H

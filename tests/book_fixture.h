@@ -17,18 +17,27 @@ struct fixture {
 
 __attribute__((unused)) static struct kvp_geom fixture_geom(uint32_t ranks, uint32_t resv, uint64_t blocks)
 {
-	struct kvp_geom g = { .slot_max = 16, .rank_max = ranks, .index_rank_max = 64, .resv_max = resv,
-		.block_max = 10000, .active_block_max = blocks, .queued_max = 64, .part_max = 4, .region_gen = 1,
-		.salt = { 0x1234567890abcdefULL, 0xfedcba0987654321ULL } };
+	struct kvp_geom g = {.slot_max = 16,
+		.rank_max = ranks,
+		.index_rank_max = 64,
+		.resv_max = resv,
+		.block_max = 10000,
+		.active_block_max = blocks,
+		.queued_max = 64,
+		.part_max = 4,
+		.region_gen = 1,
+		.salt = {0x1234567890abcdefULL, 0xfedcba0987654321ULL}};
 	return g;
 }
 
 /* Shared anonymous memory: children of fork see the same object. */
-__attribute__((unused)) static void fixture_make(struct fixture *f, uint32_t ranks, uint32_t resv, uint64_t blocks)
+__attribute__((unused)) static void fixture_make(
+	struct fixture *f, uint32_t ranks, uint32_t resv, uint64_t blocks)
 {
 	f->g = fixture_geom(ranks, resv, blocks);
 	f->bytes = kvp_book_footprint(&f->g);
-	f->mem = mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	f->mem = mmap(
+		NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (f->mem == MAP_FAILED || kvp_book_new(f->mem, &f->g) || kvp_book_join(f->mem, &f->g, &f->b)) {
 		printf("Bail out! no booking object\n");
 		exit(1);
@@ -72,14 +81,19 @@ __attribute__((unused)) static uint64_t now_ns(void)
 }
 
 /* Claims id and books it with n hashes; returns the code of the first call that fails. */
-__attribute__((unused)) static int book_simple(struct kvp_book *b, kvp_owner owner, const char *id, uint32_t rank,
-	uint32_t gen, uint64_t tok, const uint64_t *seq, uint32_t n, uint64_t *h)
+__attribute__((unused)) static int book_simple(struct kvp_book *b, kvp_owner owner, const char *id,
+	uint32_t rank, uint32_t gen, uint64_t tok, const uint64_t *seq, uint32_t n, uint64_t *h)
 {
 	int rc = kvp_resv_claim(b, owner, id, strlen(id), h);
 	if (rc)
 		return rc;
-	struct kvp_resv_ask a = { .rank_slot = rank, .rank_gen = gen, .prefill_tok = tok, .seq = seq, .seq_cnt = n,
-		.flags = KVP_RESV_TRACK_PREFILL, .now_ns = 1000 };
+	struct kvp_resv_ask a = {.rank_slot = rank,
+		.rank_gen = gen,
+		.prefill_tok = tok,
+		.seq = seq,
+		.seq_cnt = n,
+		.flags = KVP_RESV_TRACK_PREFILL,
+		.now_ns = 1000};
 	rc = kvp_resv_book(b, *h, &a);
 	if (rc)
 		kvp_resv_abandon(b, *h);

@@ -1,5 +1,5 @@
-/* Random bookings against a naive model: a list of live bookings per rank, everything recomputed from it. Requests
- * are paths in a random tree of hashes, so they share prefixes as real prompts do. */
+/* Random bookings against a naive model: a list of live bookings per rank, everything recomputed from it.
+ * Requests are paths in a random tree of hashes, so they share prefixes as real prompts do. */
 #include "tests/book_fixture.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* A process is killed at every place of the booking code, at every hit; then one sweep. Nothing may be left over,
- * nothing counted twice, and every operation is there completely or not at all. Builds the booking modules with
- * their kill places whatever the build. */
+/* A process is killed at every place of the booking code, at every hit; then one sweep. Nothing may be left
+ * over, nothing counted twice, and every operation is there completely or not at all. Builds the booking
+ * modules with their kill places whatever the build. */
 #ifndef KVP_TEST_POINTS
 #define KVP_TEST_POINTS
 #endif
@@ -60,15 +60,20 @@ static void step(uint64_t s, int begin)
 	kvp_st_rel_u64(begin ? &prog->begun : &prog->ended, s);
 }
 
-/* The victim's life: a booking of the node with every operation, its own booking left behind, a long id, a refusal
- * for lack of room, an abandoned claim. */
+/* The victim's life: a booking of the node with every operation, its own booking left behind, a long id, a
+ * refusal for lack of room, an abandoned claim. */
 static void script(struct kvp_book *b)
 {
 	uint64_t h, own, seq[3000];
 	double frac = 0.5;
 	seq_of(seq, 20, 45, 7);
-	struct kvp_resv_ask a = { .rank_slot = 0, .rank_gen = 1, .prefill_tok = 700, .seq = seq, .seq_cnt = 45,
-		.flags = KVP_RESV_TRACK_PREFILL | KVP_RESV_NODE_OWNED, .now_ns = 5 };
+	struct kvp_resv_ask a = {.rank_slot = 0,
+		.rank_gen = 1,
+		.prefill_tok = 700,
+		.seq = seq,
+		.seq_cnt = 45,
+		.flags = KVP_RESV_TRACK_PREFILL | KVP_RESV_NODE_OWNED,
+		.now_ns = 5};
 	step(STEP_BOOK, 1);
 	kvp_resv_claim(b, VICTIM, "node", 4, &h);
 	kvp_resv_book(b, h, &a);
@@ -117,7 +122,8 @@ static int loads_as_before(const char *when)
 	if (memcmp(now, base, sizeof(base)) == 0)
 		return 1;
 	for (int r = 0; r < 2; r++)
-		printf("# %s, rank %d: %" PRIu64 " %" PRIu64 " %" PRIu64 ", want %" PRIu64 " %" PRIu64 " %" PRIu64 "\n",
+		printf("# %s, rank %d: %" PRIu64 " %" PRIu64 " %" PRIu64 ", want %" PRIu64 " %" PRIu64
+		       " %" PRIu64 "\n",
 			when, r, now[r][0], now[r][1], now[r][2], base[r][0], base[r][1], base[r][2]);
 	return 0;
 }
@@ -211,8 +217,8 @@ static int kill_once(const char *place, uint64_t n)
 	int judged = judge(), back = loads_as_before("after the sweep"), ids = ids_are_free();
 	int good = on && swept && !faults && judged && back && ids && !kvp_book_check(&f.b);
 	if (!good)
-		printf("# %s:%" PRIu64 " survivor %d swept %d faults %" PRIu64 " judged %d loads %d ids %d (begun %" PRIu64
-		       ")\n",
+		printf("# %s:%" PRIu64 " survivor %d swept %d faults %" PRIu64
+		       " judged %d loads %d ids %d (begun %" PRIu64 ")\n",
 			place, n, on, swept, faults, judged, back, ids, prog->begun);
 	return good;
 }
@@ -230,15 +236,17 @@ static void test_victim(void)
 	f.b.owner = me;
 	kvp_point_hook = NULL;
 	kvp_book_sweep_owner(&f.b, VICTIM, NULL, NULL, NULL);
-	ok(loads_as_before("script without a kill") && kvp_book_check(&f.b) == 0, "the script leaves nothing behind");
+	ok(loads_as_before("script without a kill") && kvp_book_check(&f.b) == 0,
+		"the script leaves nothing behind");
 	for (int i = 0; i < PLACES && places[i].name; i++) {
 		uint64_t tried = 0, bad = 0;
-		if (strncmp(places[i].name, "book:recount", 12) == 0 || strcmp(places[i].name, "book:sweep") == 0)
+		if (strncmp(places[i].name, "book:recount", 12) == 0 ||
+			strcmp(places[i].name, "book:sweep") == 0)
 			continue;
 		for (uint64_t n = 1; n <= places[i].hits && !bad; n = next_hit(n, places[i].hits), tried++)
 			bad += !kill_once(places[i].name, n);
-		ok(!bad, "killed at %s (%" PRIu64 " of %" PRIu64 " hits): swept without a trace", places[i].name, tried,
-			places[i].hits);
+		ok(!bad, "killed at %s (%" PRIu64 " of %" PRIu64 " hits): swept without a trace",
+			places[i].name, tried, places[i].hits);
 	}
 }
 
@@ -250,7 +258,8 @@ static void sweep_victim(struct kvp_book *b)
 /* The sweep of a death in the middle of block references is killed too, then repeated. */
 static void test_sweep(void)
 {
-	static const char *const deaths[] = { "book:ref", "book:unref", "book:frac", "book:blocks", "book:fence" };
+	static const char *const deaths[] = {
+		"book:ref", "book:unref", "book:frac", "book:blocks", "book:fence"};
 	uint64_t tried = 0, bad = 0;
 	for (size_t d = 0; d < 4; d++) {
 		memset(places, 0, sizeof(places));
@@ -270,14 +279,17 @@ static void test_sweep(void)
 				rc |= kvp_book_sweep_owner(&f.b, KVP_OWNER(3, 1), NULL, NULL, NULL);
 				uint64_t faults = kvp_book_check(&f.b);
 				int judged = judge();
-				bad += rc || faults || !judged || !loads_as_before("second sweep") || !ids_are_free();
+				bad += rc || faults || !judged || !loads_as_before("second sweep") ||
+				       !ids_are_free();
 				if (bad)
-					printf("# %s, sweep at %s:%" PRIu64 " rc %d faults %" PRIu64 " judged %d\n",
+					printf("# %s, sweep at %s:%" PRIu64 " rc %d faults %" PRIu64
+					       " judged %d\n",
 						deaths[d], places[i].name, n, rc, faults, judged);
 			}
 		}
 	}
-	ok(!bad && tried > 20, "%" PRIu64 " sweeps killed in the middle and repeated: without a trace", tried);
+	ok(!bad && tried > 20, "%" PRIu64 " sweeps killed in the middle and repeated: without a trace",
+		tried);
 }
 
 static void flap(struct kvp_book *b)

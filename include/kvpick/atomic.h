@@ -97,7 +97,7 @@ static inline bool kvp_cas_u128(struct kvp_u128 *p, struct kvp_u128 *want, struc
 }
 #else
 #include <ck_pr.h>
-/* A locked read-modify-write is a full barrier on x86-64; a further mfence on both sides costs 20-30 ns each. */
+/* A locked read-modify-write is a full barrier on x86-64; mfences round it cost 20-30 ns each. */
 #ifdef __x86_64__
 #define KVP_RMW_FENCE() ck_pr_barrier()
 #else

@@ -1,6 +1,6 @@
-/* Processes (threads under ThreadSanitizer) book, prefill, output and free at full speed over a few ranks with shared
- * prefixes; one after the other is killed at a random instant and swept while the others go on. In the end, with
- * everything freed, nothing may be left. KVP_TORTURE_S seconds (2). */
+/* Processes (threads under ThreadSanitizer) book, prefill, output and free at full speed over a few ranks
+ * with shared prefixes; one after the other is killed at a random instant and swept while the others go on.
+ * In the end, with everything freed, nothing may be left. KVP_TORTURE_S seconds (2). */
 #include "tests/book_fixture.h"
 
 #include <pthread.h>
@@ -164,7 +164,8 @@ static void kills(uint64_t seconds)
 		waitpid(pid[v], NULL, 0);
 		killed++;
 		int rc;
-		while ((rc = kvp_book_sweep_owner(&f.b, KVP_OWNER(v + 1, inc[v]), NULL, NULL, &res)) == KVP_ERR_AGAIN)
+		while ((rc = kvp_book_sweep_owner(&f.b, KVP_OWNER(v + 1, inc[v]), NULL, NULL, &res)) ==
+			KVP_ERR_AGAIN)
 			again++;
 		recounted += res.rank_cnt;
 		pid[v] = start(v, ++inc[v]);
@@ -174,10 +175,11 @@ static void kills(uint64_t seconds)
 	kvp_st_rel_u64(&sh->stop, 1);
 	for (uint32_t i = 0; i < WORKERS; i++)
 		waitpid(pid[i], NULL, 0);
-	printf("# %" PRIu64 " operations, %" PRIu64 " kills, %" PRIu64 " recounts, %" PRIu64 " sweeps repeated, %" PRIu64
-	       " bookings refused\n",
+	printf("# %" PRIu64 " operations, %" PRIu64 " kills, %" PRIu64 " recounts, %" PRIu64
+	       " sweeps repeated, %" PRIu64 " bookings refused\n",
 		sh->ops, killed, recounted, again, sh->refused);
-	is_u64(kvp_book_check(&f.b), 0, "after %" PRIu64 " kills the loads are those of the reservations", killed);
+	is_u64(kvp_book_check(&f.b), 0, "after %" PRIu64 " kills the loads are those of the reservations",
+		killed);
 }
 
 static void *thread_main(void *arg)

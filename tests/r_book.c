@@ -1,0 +1,215 @@
+/* Two processes' worth of booking woven at the named places: whenever the first reaches one, the second does
+ * something to the same reservation, id, block or rank. Every pair of place and deed is tried at every hit;
+ * after each the loads must be those of the reservations. Builds the booking modules with their places
+ * whatever the build. */
+#ifndef KVP_TEST_POINTS
+#define KVP_TEST_POINTS
+#endif
+#include "shm/active.c"
+#include "shm/book_check.c"
+#include "shm/load.c"
+#include "shm/point.c"
+#include "shm/resv.c"
+#include "shm/sweep.c"
+#include "tests/book_fixture.h"
+
+#define FIRST KVP_OWNER(1, 1)
+#define SECOND KVP_OWNER(2, 1)
+#define PLACES 64
+#define HITS_MAX 400
+
+static struct fixture f;
+static struct kvp_book second;
+static uint64_t first_h; /* the first one's reservation, 0 = none yet */
+static uint32_t gen0;    /* generation open on rank 0 */
+static uint64_t seq[40];
+
+static struct {
+	const char *name;
+	uint64_t hits;
+} places[PLACES];
+static const char *at_place;
+static uint64_t at_hit, hits;
+static int (*deed)(void);
+static int deed_rc, busy;
+
+static void count_hit(const char *place)
+{
+	int i = 0;
+	while (i < PLACES - 1 && places[i].name && strcmp(places[i].name, place) != 0)
+		i++;
+	places[i].name = place;
+	places[i].hits++;
+}
+
+static void weave(const char *place)
+{
+	if (busy || strcmp(place, at_place) != 0 || ++hits != at_hit)
+		return;
+	busy = 1; /* the second one runs through */
+	deed_rc = deed();
+	busy = 0;
+}
+
+/* Deeds. What the second one books, it frees later: second_h. */
+static uint64_t second_h;
+static int d_free(void)
+{
+	return kvp_resv_free(&second, first_h);
+}
+static int d_prefill(void)
+{
+	return kvp_resv_prefill_done(&second, first_h);
+}
+static int d_output(void)
+{
+	return kvp_resv_output(&second, first_h, NULL);
+}
+static int d_fraction(void)
+{
+	double frac = 0.5;
+	return kvp_resv_output(&second, first_h, &frac);
+}
+static int d_book(void)
+{
+	return book_simple(&second, SECOND, "second", 0, gen0, 10, seq, 40, &second_h);
+}
+static int d_book_free(void)
+{
+	int rc = d_book();
+	return rc ? rc : kvp_resv_free(&second, second_h);
+}
+static int d_same_id(void)
+{
+	int rc = book_simple(&second, SECOND, "first", 0, gen0, 10, seq, 40, &second_h);
+	return rc;
+}
+static int d_recount(void)
+{
+	recount(&second, 0);
+	return 0;
+}
+static int d_close(void)
+{
+	return kvp_rank_close(&second, 0, gen0);
+}
+static int d_flap(void)
+{
+	int rc = kvp_rank_close(&second, 0, gen0);
+	return rc | kvp_rank_open(&second, 0, ++gen0);
+}
+static int d_expire(void)
+{
+	kvp_resv_expire(&second, UINT64_MAX, 0);
+	return 0;
+}
+
+static const struct {
+	const char *name;
+	int (*run)(void);
+} deeds[] = {{"free", d_free}, {"prefill", d_prefill}, {"output", d_output}, {"fraction", d_fraction},
+	{"book", d_book}, {"book+free", d_book_free}, {"same id", d_same_id}, {"recount", d_recount},
+	{"close", d_close}, {"flap", d_flap}, {"expire", d_expire}};
+
+/* The first one's flows. */
+static void flow_life(void)
+{
+	double frac = 0.25;
+	struct kvp_resv_ask a = {.rank_slot = 0,
+		.rank_gen = gen0,
+		.prefill_tok = 100,
+		.seq = seq,
+		.seq_cnt = 36,
+		.flags = KVP_RESV_TRACK_PREFILL,
+		.now_ns = 1};
+	uint64_t h;
+	if (kvp_resv_claim(&f.b, FIRST, "first", 5, &h))
+		return;
+	first_h = h;
+	if (kvp_resv_book(&f.b, h, &a)) {
+		kvp_resv_abandon(&f.b, h);
+		return;
+	}
+	kvp_resv_output(&f.b, h, NULL);
+	kvp_resv_output(&f.b, h, &frac);
+	kvp_resv_prefill_done(&f.b, h);
+	kvp_resv_free(&f.b, h);
+}
+static void flow_leave(void) /* the booking stays */
+{
+	book_simple(&f.b, FIRST, "first", 0, gen0, 100, seq, 36, &first_h);
+}
+static void flow_recount(void)
+{
+	double frac = 0.75;
+	if (book_simple(&f.b, FIRST, "first", 0, gen0, 100, seq, 36, &first_h) == KVP_OK)
+		kvp_resv_output(&f.b, first_h, &frac);
+	recount(&f.b, 0);
+}
+static const struct {
+	const char *name;
+	void (*run)(void);
+} flows[] = { { "life", flow_life }, { "leave", flow_leave }, { "recount", flow_recount } };
+
+static void clean(void)
+{
+	uint32_t cursor = 0;
+	uint64_t h;
+	while (kvp_resv_iter(&f.b, &cursor, &h) == KVP_OK)
+		kvp_resv_free(&f.b, h);
+	first_h = second_h = 0;
+	if (CTL_STATE(book_ctl(&f.b, 0)) == KVP_CTL_CLOSED)
+		kvp_rank_open(&f.b, 0, ++gen0);
+}
+
+static int one(int fl, int d, const char *place, uint64_t n)
+{
+	struct kvp_load l;
+	at_place = place;
+	at_hit = n;
+	hits = 0;
+	deed = deeds[d].run;
+	kvp_point_hook = weave;
+	flows[fl].run();
+	kvp_point_hook = NULL;
+	uint64_t faults = kvp_book_check(&f.b);
+	clean();
+	kvp_load_read(&f.b, 0, &l);
+	uint64_t left = l.prefill_tok + l.requests + l.active_blk_fx + kvp_resv_cnt(&f.b);
+	faults += kvp_book_check(&f.b);
+	if (faults || left)
+		printf("# %s, %s at %s:%" PRIu64 " (rc %d): faults %" PRIu64 ", left over %" PRIu64 "\n",
+			flows[fl].name, deeds[d].name, place, n, deed_rc, faults, left);
+	return faults == 0 && left == 0;
+}
+
+int main(void)
+{
+	fixture_make(&f, 2, 64, 1024);
+	kvp_book_join(f.mem, &f.g, &second);
+	kvp_book_attach(&f.b, FIRST, NULL);
+	kvp_book_attach(&second, SECOND, NULL);
+	kvp_rank_open(&f.b, 0, ++gen0);
+	for (uint32_t i = 0; i < 40; i++)
+		seq[i] = 500 + i;
+	for (int fl = 0; fl < 3; fl++) {
+		memset(places, 0, sizeof(places));
+		kvp_point_hook = count_hit;
+		flows[fl].run();
+		kvp_point_hook = NULL;
+		clean();
+		for (size_t d = 0; d < sizeof(deeds) / sizeof(deeds[0]); d++) {
+			uint64_t tried = 0, bad = 0;
+			for (int p = 0; p < PLACES && places[p].name; p++)
+				for (uint64_t n = 1; n <= places[p].hits && n <= HITS_MAX && !bad;
+					n++, tried++)
+					bad += !one(fl, (int)d, places[p].name, n);
+			ok(!bad && tried > 10,
+				"%s with %s in between, at %" PRIu64 " instants: loads stay exact",
+				flows[fl].name, deeds[d].name, tried);
+		}
+	}
+	kvp_book_leave(&second);
+	fixture_drop(&f);
+	return done();
+}
