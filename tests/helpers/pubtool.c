@@ -9,7 +9,7 @@
  *   keep SEQ HEX           only keep it: it was lost on the way
  *   live SEQ HEX           only send it
  *   forget                 empty the replay buffer
- *   subscribed N MS        wait until N subscribers are there
+ *   joined N MS            wait until N subscriptions have come, those that ended included
  *   requested N MS         wait until N replay requests came; prints the start of the last one
  *   unbind, quit
  *
@@ -34,8 +34,8 @@ struct batch {
 static void *ctx, *pub, *router;
 static char pub_at[256], router_at[256], line[LINE_MAX_BYTES];
 static struct batch kept[KEEP_MAX];
-static int kept_cnt, has_topic = 1, has_end = 1, subscribers;
-static uint64_t requests, last_start;
+static int kept_cnt, has_topic = 1, has_end = 1;
+static uint64_t requests, last_start, joined;
 
 static uint64_t now_ms(void)
 {
@@ -106,8 +106,7 @@ static void serve_subscription(void)
 {
 	unsigned char m[256];
 	int n = zmq_recv(pub, m, sizeof(m), ZMQ_DONTWAIT);
-	if (n >= 1)
-		subscribers += m[0] == 1 ? 1 : -1;
+	joined += n >= 1 && m[0] == 1;
 }
 
 /* Waits for a line on stdin (fd 0) or, with want NULL, for the sockets, up to ms. */
@@ -171,12 +170,10 @@ static const char *wait_line(const char *verb, const char *rest)
 	static char out[64];
 	char *ms;
 	uint64_t want = strtoull(rest, &ms, 10), end = now_ms() + strtoull(ms, NULL, 10);
-	int is_sub = strcmp(verb, "subscribed") == 0;
-	while ((is_sub ? (uint64_t)subscribers : requests) < want && now_ms() < end)
+	const uint64_t *have = strcmp(verb, "joined") == 0 ? &joined : &requests;
+	while (*have < want && now_ms() < end)
 		serve(0, 20);
-	snprintf(out, sizeof(out), "%s %llu %llu",
-		(is_sub ? (uint64_t)subscribers : requests) >= want ? "ok" : "error",
-		(unsigned long long)(is_sub ? (uint64_t)subscribers : requests),
+	snprintf(out, sizeof(out), "%s %llu %llu", *have >= want ? "ok" : "error", (unsigned long long)*have,
 		(unsigned long long)last_start);
 	return out;
 }
@@ -194,7 +191,6 @@ static const char *run(const char *verb, const char *rest)
 		if (verb[0] == 'b')
 			snprintf(pub_at, sizeof(pub_at), "%s", rest);
 		shut(&pub);
-		subscribers = 0;
 		if (verb[0] != 'u')
 			pub = open_at(ZMQ_XPUB, pub_at);
 		return pub || verb[0] == 'u' ? "ok" : "error bind";
@@ -220,7 +216,7 @@ static const char *run(const char *verb, const char *rest)
 	}
 	if (strcmp(verb, "pub") == 0 || strcmp(verb, "keep") == 0 || strcmp(verb, "live") == 0)
 		return batch_line(verb, rest);
-	if (strcmp(verb, "subscribed") == 0 || strcmp(verb, "requested") == 0)
+	if (strcmp(verb, "joined") == 0 || strcmp(verb, "requested") == 0)
 		return wait_line(verb, rest);
 	return "error unknown verb";
 }

@@ -1,0 +1,96 @@
+/* daemons/indexer/apply.c — operations of decoder threads into the tree. */
+#include "daemons/indexer/indexer.h"
+
+/* The rank that an operation of listener rank `own` is for; NULL if the worker has no such rank now, or
+ * not the one that the operation was meant for. */
+static struct kvp_idx_rank *target_rank(
+	struct kvp_idx *idx, struct kvp_idx_rank *own, const struct kvp_idx_msg *m)
+{
+	struct kvp_idx_rank *r = own;
+	if (m->dp_rank != own->dp_rank) {
+		const struct kvp_idx_worker *w = &idx->worker[own->worker_idx];
+		uint32_t at = m->dp_rank - w->start_rank;
+		if (!w->is_schedulable || at >= w->rank_cnt)
+			return NULL;
+		r = &idx->rank[w->rank_slot[at]];
+	}
+	return r->epoch <= m->epoch ? r : NULL;
+}
+
+static void apply_store(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_idx_msg *m)
+{
+	uint32_t stored = 0;
+	int rc = kvp_radix_store(idx->radix, r->index_slot, r->part_salt,
+		m->has_parent ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, m->parent, m->n, m->data, m->data + m->n,
+		&stored);
+	kvp_ctr_add(idx->ctr, KVP_CTR_EV_BLOCKS_STORED, stored);
+	if (rc == KVP_OK)
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_OK, 1);
+	else if (rc == KVP_ERR_NOTFOUND)
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_PARENT, 1);
+	else if (rc == KVP_ERR_FULL)
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_FULL, 1);
+	else
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_INVALID, 1);
+}
+
+static void apply_remove(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_idx_msg *m)
+{
+	uint32_t unknown = 0;
+	kvp_radix_remove(idx->radix, r->index_slot, m->n, m->data, &unknown);
+	kvp_ctr_add(idx->ctr, KVP_CTR_EV_BLOCKS_REMOVED, m->n - unknown);
+	kvp_ctr_add(idx->ctr, KVP_CTR_EV_BLOCKS_UNKNOWN, unknown);
+	kvp_ctr_add(
+		idx->ctr, unknown < m->n || !m->n ? KVP_CTR_EV_REMOVED_OK : KVP_CTR_EV_REMOVED_NOTFOUND, 1);
+}
+
+static void apply_mark(
+	struct kvp_idx *idx, const struct kvp_idx_rank *own, const struct kvp_idx_msg *m, uint64_t now_ns)
+{
+	if (idx->mark)
+		kvp_mark_advance(idx->mark, m->rank_slot, own->rank_gen, m->seq, m->live);
+	kvp_ctr_add(idx->ctr, KVP_CTR_EV_BATCH_APPLIED, 1);
+	if (m->recv_ns)
+		kvp_hist_add(idx->ctr, KVP_HIST_APPLY_NS, now_ns > m->recv_ns ? now_ns - m->recv_ns : 0);
+}
+
+void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now_ns)
+{
+	struct kvp_idx_rank *own = m->rank_slot < idx->cat.cat.rank_max ? &idx->rank[m->rank_slot] : NULL;
+	if (!own || !own->listener || own->listener != m->listener) {
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_LATE, 1);
+		return;
+	}
+	if (m->op == KVP_IDX_MARK) {
+		apply_mark(idx, own, m, now_ns);
+		return;
+	}
+	if (m->op == KVP_IDX_RESTART) {
+		kvp_idx_rank_purge(idx, m->rank_slot);
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_RESTART, 1);
+		return;
+	}
+	struct kvp_idx_rank *r = target_rank(idx, own, m);
+	if (!r) {
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_LATE, 1);
+		return;
+	}
+	if (r->index_slot == KVP_INDEX_NONE) {
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_NOT_INDEXED, 1);
+		return;
+	}
+	switch (m->op) {
+	case KVP_IDX_STORE:
+		apply_store(idx, r, m);
+		break;
+	case KVP_IDX_REMOVE:
+		apply_remove(idx, r, m);
+		break;
+	case KVP_IDX_CLEAR:
+		kvp_radix_clear(idx->radix, r->index_slot);
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_CLEARED_OK, 1);
+		break;
+	default:
+		KVP_ASSERT(!"operation of this ring");
+	}
+}

@@ -1,0 +1,128 @@
+/* daemons/indexer/indexer.h — the apply thread's state: registry of workers and ranks, tree, commands.
+ *
+ * Shape      struct kvp_idx: writers of catalogue and tree, and what belongs to each worker and rank slot
+ *            beside the catalogue. Everything here is touched by the apply thread only; decoder threads
+ *            get copies (listener.h) and send operations (ring.h).
+ * Truth      the catalogue. This state is rebuilt from it by kvp_idx_recover.
+ * Writers    the apply thread.
+ * Ordering   a change of a worker: rank slots taken and opened for booking -> record -> view; a loss:
+ *            record -> view without the rank -> bookings dropped -> tree cleared (later,
+ *            kvp_idx_clear_some) -> slot free.
+ * Lifetime   the process.
+ * Crash      killed anywhere: kvp_idx_recover of the next process compares rank slots with schedulable
+ *            records, takes what is missing, and drops and clears what nobody owns.
+ * Proved by  tests/t_reconcile.c, tests/t_apply.c, tests/s_events.t
+ */
+#ifndef KVP_INDEXER_H
+#define KVP_INDEXER_H
+
+#include "daemons/common/worker_record.h"
+#include "daemons/indexer/ring.h"
+#include "shm/catalogue.h"
+#include "shm/counter.h"
+#include "shm/mark.h"
+#include "shm/radix.h"
+#include "shm/resv.h"
+
+/* What is known of a rank slot in use beside the catalogue. */
+struct kvp_idx_rank {
+	uint64_t worker_id;
+	uint64_t listener; /* number of its listener, 0 = none */
+	uint64_t epoch;	   /* registry epoch since which operations count */
+	uint64_t part_salt;
+	uint32_t rank_gen, dp_rank, index_slot, index_gen;
+	uint32_t part, worker_idx;
+	char *event, *replay; /* endpoints that the listener uses, heap, NULL = none */
+};
+
+/* A schedulable worker. */
+struct kvp_idx_worker {
+	uint64_t worker_id;
+	uint32_t is_schedulable;
+	uint32_t part, start_rank, rank_cnt;
+	uint32_t *rank_slot; /* rank_cnt slots, ascending rank, heap */
+	uint64_t max_num_batched_tokens, total_kv_blocks;
+	uint64_t *taint; /* sorted hashes, heap */
+	uint32_t taint_cnt;
+};
+
+struct kvp_idx_part { /* schedulable workers of a partition, ascending worker id */
+	uint32_t *worker_idx;
+	uint32_t cnt, cap;
+	uint32_t taint_cnt;
+};
+
+struct kvp_idx_listeners; /* listener.h */
+
+struct kvp_idx_cfg {
+	enum kvp_wrec_queueing queueing;
+	enum kvp_wrec_events events;
+};
+
+/* While recovering no view is published. */
+enum kvp_idx_state { KVP_IDX_RECOVERING, KVP_IDX_SERVING, KVP_IDX_STOPPING };
+
+struct kvp_idx {
+	struct kvp_idx_cfg cfg;
+	struct kvp_cat_writer cat;
+	struct kvp_radix_w *radix;
+	struct kvp_book *book;
+	struct kvp_mark *mark; /* NULL: marks are not kept */
+	struct kvp_ctr_column_shm *ctr;
+	struct kvp_idx_listeners *listeners;
+	struct kvp_json *json;
+	struct kvp_jw jw;	       /* last record written */
+	struct kvp_idx_rank *rank;     /* rank_max */
+	struct kvp_idx_worker *worker; /* worker_max */
+	struct kvp_idx_part part[KVP_PART_MAX];
+	struct kvp_rank_view *view; /* scratch, rank_max */
+	uint64_t *taint;	    /* scratch, taint_max */
+	uint32_t *lost;		    /* rank slots to be cleared and freed: a queue */
+	uint32_t lost_head, lost_cnt;
+	uint64_t next_listener, epoch;
+	enum kvp_idx_state state;
+};
+
+/* kvp_idx_open fills idx around joined objects (which must outlive it), in state RECOVERING.
+ * KVP_ERR_SYS without memory. */
+int kvp_idx_open(struct kvp_idx *idx, const struct kvp_cat *cat, struct kvp_radix_w *radix,
+	struct kvp_book *book, struct kvp_mark *mark, struct kvp_ctr_column_shm *ctr,
+	const struct kvp_idx_cfg *cfg);
+void kvp_idx_close(struct kvp_idx *idx);
+/* kvp_idx_recover rebuilds the registry from the catalogue, starts the listeners of schedulable workers
+ * and goes to SERVING. Call it once, also on an empty catalogue. */
+int kvp_idx_recover(struct kvp_idx *idx);
+
+/* -- registry.c -- */
+/* kvp_idx_view_publish publishes the partition's eligible ranks if they changed. */
+void kvp_idx_view_publish(struct kvp_idx *idx, uint32_t part);
+/* kvp_idx_part_add and _drop keep the sorted list of a partition's workers. */
+int kvp_idx_part_add(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx);
+void kvp_idx_part_drop(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx);
+/* kvp_idx_rank_take takes and opens a slot for a rank: KVP_ERR_FULL. kvp_idx_rank_lose closes its
+ * listener and its bookings and queues the slot for clearing; the view without it must be published. */
+int kvp_idx_rank_take(struct kvp_idx *idx, uint32_t worker_idx, uint64_t worker_id, uint32_t part,
+	uint32_t dp_rank, uint32_t *rank_slot);
+void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot);
+/* kvp_idx_rank_purge empties the tree of a rank that stays. */
+void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot);
+/* kvp_idx_clear_some clears up to max queued slots; returns how many are left. */
+uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max);
+/* kvp_idx_rank_listen gives a rank the listener for these endpoints (NULL = none): keeps the one it has
+ * if the event endpoint is the same, moves its replay address if only that changed, else purges the rank
+ * and starts a new one: FRESH at an unset mark, RESUME where the last process stopped. */
+enum kvp_idx_resume { KVP_IDX_FRESH, KVP_IDX_RESUME };
+int kvp_idx_rank_listen(struct kvp_idx *idx, uint32_t rank_slot, const char *event, const char *replay,
+	enum kvp_idx_resume how);
+void kvp_idx_gauges(struct kvp_idx *idx);
+
+/* -- reconcile.c: each executes a command and returns an HTTP status; the reply's JSON is in idx->jw -- */
+int kvp_idx_worker_post(struct kvp_idx *idx, enum kvp_part_role role, const char *json, size_t len);
+int kvp_idx_worker_patch(struct kvp_idx *idx, uint64_t worker_id, const char *json, size_t len);
+int kvp_idx_worker_delete(struct kvp_idx *idx, uint64_t worker_id);
+
+/* -- apply.c -- */
+/* kvp_idx_apply applies one operation to the tree, if its listener and rank are still the ones it was
+ * meant for. now_ns (CLOCK_MONOTONIC) is used by marks only. */
+void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now_ns);
+#endif

@@ -1,0 +1,577 @@
+/* daemons/indexer/listener.c — sockets to operations: receive, decode, normalise, hash, hand over. */
+#include "daemons/indexer/listener.h"
+
+#include <errno.h>
+#include <kvpick/clock.h>
+#include <kvpick/err.h>
+#include <kvpick/hash.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "daemons/common/log.h"
+#include "ipc/kv_event.h"
+#include "ipc/zmq_sub.h"
+#include "shm/mark.h"
+
+enum {
+	RING_WORDS = 1 << 20, /* 8 MiB a thread, touched as far as it fills */
+	MSG_PER_SUB = 64,     /* messages of one listener before the next one's turn */
+	POLL_MS = 1000,
+	FULL_WAIT_US = 200,
+	WARN_MAX = 3, /* log lines of one kind a listener */
+	SUB_MAX = 65536,
+};
+#define REPORT_NS 250000000u /* between two looks at the listeners' own figures */
+
+enum change_kind { CHANGE_START, CHANGE_STOP, CHANGE_REPLAY, CHANGE_RANKS };
+
+struct change {
+	struct change *next;
+	enum change_kind kind;
+	struct kvp_idx_listen spec; /* strings on the heap */
+};
+
+struct thread;
+struct listener {
+	struct kvp_idx_listen spec; /* event and replay: not set, the subscription has copies */
+	struct kvp_kv_norm *norm;
+	struct thread *thread;
+	struct kvp_zmq_stats seen; /* what has been counted */
+	uint32_t block_size_warned;
+	uint32_t is_active, is_failed; /* as counted in the gauges */
+};
+
+struct thread {
+	struct kvp_idx_listeners *all;
+	struct kvp_idx_ring ring;
+	pthread_t tid;
+	pthread_mutex_t lock; /* mailbox */
+	struct change *first, **last;
+	int wake_fd;
+	struct kvp_kv_dec *dec;
+	struct listener **listener;
+	struct kvp_zmq_sub **sub;
+	uint32_t cnt, cap;
+	uint64_t report_ns;
+};
+
+struct kvp_idx_listeners {
+	struct thread *thread;
+	uint32_t thread_cnt;
+	uint32_t stop; /* 1 = threads end */
+	uint64_t epoch;
+	void *zmq;
+	struct kvp_ctr_column_shm *ctr;
+	void (*wake)(void *);
+	void *wake_ctx;
+};
+
+/* -- from batches to the ring -- */
+
+/* Waits for room: this is the back-pressure. NULL only when the threads are to end. */
+static struct kvp_idx_msg *reserve(struct listener *l, enum kvp_idx_op op, uint32_t words)
+{
+	struct thread *t = l->thread;
+	struct kvp_idx_msg *m = kvp_idx_ring_reserve(&t->ring, words);
+	if (!m)
+		kvp_ctr_add_mw(t->all->ctr, KVP_CTR_EV_RING_FULL, 1);
+	while (!m && !kvp_ld_rlx_u32(&t->all->stop)) {
+		t->all->wake(t->all->wake_ctx);
+		usleep(FULL_WAIT_US);
+		m = kvp_idx_ring_reserve(&t->ring, words);
+	}
+	if (!m)
+		return NULL;
+	m->op = op;
+	m->listener = l->spec.listener;
+	m->rank_slot = l->spec.rank_slot;
+	m->epoch = kvp_ld_acq_u64(&t->all->epoch); /* pairs with: kvp_idx_listeners_epoch */
+	return m;
+}
+
+static int push_store(struct listener *l, const struct kvp_kv_op *op)
+{
+	struct kvp_hasher h;
+	kvp_hasher_init(&h, op->tok, op->tok_cnt, op->block_size, op->window, op->seed);
+	kvp_hasher_set_mm(&h, op->mm, op->mm_cnt, NULL);
+	for (uint32_t first = 0; first < op->ext_cnt;) {
+		uint32_t n =
+			op->ext_cnt - first < KVP_IDX_MSG_BLK_MAX ? op->ext_cnt - first : KVP_IDX_MSG_BLK_MAX;
+		struct kvp_idx_msg *m = reserve(l, KVP_IDX_STORE, (uint32_t)KVP_IDX_MSG_WORDS + 2 * n);
+		if (!m)
+			return KVP_ERR_AGAIN;
+		m->dp_rank = op->dp_rank;
+		m->n = n;
+		m->has_parent = first || op->has_parent;
+		m->parent = first ? op->ext[first - 1] : op->parent;
+		uint64_t got = kvp_hasher_local(&h, first, n, m->data);
+		KVP_ASSERT(got == n); /* the normaliser has checked that the tokens suffice */
+		memcpy(m->data + n, op->ext + first, n * 8ull);
+		kvp_idx_ring_commit(&l->thread->ring);
+		first += n;
+	}
+	return KVP_OK;
+}
+
+static int push_remove(struct listener *l, const struct kvp_kv_op *op)
+{
+	for (uint32_t first = 0; first < op->ext_cnt;) {
+		uint32_t n =
+			op->ext_cnt - first < KVP_IDX_MSG_BLK_MAX ? op->ext_cnt - first : KVP_IDX_MSG_BLK_MAX;
+		struct kvp_idx_msg *m = reserve(l, KVP_IDX_REMOVE, (uint32_t)KVP_IDX_MSG_WORDS + n);
+		if (!m)
+			return KVP_ERR_AGAIN;
+		m->dp_rank = op->dp_rank;
+		m->n = n;
+		memcpy(m->data, op->ext + first, n * 8ull);
+		kvp_idx_ring_commit(&l->thread->ring);
+		first += n;
+	}
+	return KVP_OK;
+}
+
+static int push_plain(struct listener *l, enum kvp_idx_op op, uint32_t dp_rank)
+{
+	struct kvp_idx_msg *m = reserve(l, op, (uint32_t)KVP_IDX_MSG_WORDS);
+	if (!m)
+		return KVP_ERR_AGAIN;
+	m->dp_rank = dp_rank;
+	kvp_idx_ring_commit(&l->thread->ring);
+	return KVP_OK;
+}
+
+static int push_mark(struct listener *l, uint64_t seq, enum kvp_zmq_source src, uint64_t recv_ns)
+{
+	struct kvp_idx_msg *m = reserve(l, KVP_IDX_MARK, (uint32_t)KVP_IDX_MSG_WORDS);
+	if (!m)
+		return KVP_ERR_AGAIN;
+	m->seq = seq;
+	m->live = src == KVP_ZMQ_LIVE ? seq : KVP_MARK_UNSET;
+	m->recv_ns = recv_ns;
+	kvp_idx_ring_commit(&l->thread->ring);
+	l->thread->all->wake(l->thread->all->wake_ctx);
+	return KVP_OK;
+}
+
+static int push_op(struct listener *l, const struct kvp_kv_op *op)
+{
+	int is_device = op->tier == KVP_KV_DEVICE && op->kind != KVP_KV_OP_ATTACH;
+	if (op->kind == KVP_KV_OP_CLEAR)
+		return push_plain(l, KVP_IDX_CLEAR, op->dp_rank);
+	if (!is_device) {
+		kvp_ctr_add_mw(l->thread->all->ctr, KVP_CTR_EV_LOWER_TIER, 1);
+		return KVP_OK;
+	}
+	switch (op->kind) {
+	case KVP_KV_OP_STORE:
+		return push_store(l, op);
+	case KVP_KV_OP_REMOVE:
+		return push_remove(l, op);
+	default:
+		return push_plain(l, KVP_IDX_CLEAR, op->dp_rank);
+	}
+}
+
+static void count_reason(struct listener *l, enum kvp_kv_reason why, const struct kvp_kv_event *ev)
+{
+	static const enum kvp_ctr ctr[KVP_KV_REASON_CNT] = {
+		[KVP_KV_REASON_IGNORED_EVENT] = KVP_CTR_EV_IGNORED_EVENT,
+		[KVP_KV_REASON_UNKNOWN_EVENT] = KVP_CTR_EV_UNKNOWN_EVENT,
+		[KVP_KV_REASON_MALFORMED_EVENT] = KVP_CTR_EV_MALFORMED_EVENT,
+		[KVP_KV_REASON_NON_LOCAL] = KVP_CTR_EV_NON_LOCAL,
+		[KVP_KV_REASON_FOREIGN_OWNER] = KVP_CTR_EV_FOREIGN_OWNER,
+		[KVP_KV_REASON_UNKNOWN_MEDIUM] = KVP_CTR_EV_UNKNOWN_MEDIUM,
+		[KVP_KV_REASON_UNKNOWN_KIND] = KVP_CTR_EV_UNKNOWN_KIND,
+		[KVP_KV_REASON_NON_MAIN_KIND] = KVP_CTR_EV_NON_MAIN_KIND,
+		[KVP_KV_REASON_NON_MAIN_GROUP] = KVP_CTR_EV_NON_MAIN_GROUP,
+		[KVP_KV_REASON_UNLEARNED_GROUP] = KVP_CTR_EV_UNLEARNED_GROUP,
+		[KVP_KV_REASON_SELF_REFERENCE] = KVP_CTR_EV_SELF_REFERENCE,
+		[KVP_KV_REASON_BLOCK_SIZE] = KVP_CTR_EV_BLOCK_SIZE,
+		[KVP_KV_REASON_EMPTY_STORE] = KVP_CTR_EV_EMPTY_STORE,
+		[KVP_KV_REASON_AMBIGUOUS] = KVP_CTR_EV_AMBIGUOUS,
+		[KVP_KV_REASON_STATE_FULL] = KVP_CTR_EV_STATE_FULL,
+	};
+	kvp_ctr_add_mw(l->thread->all->ctr, ctr[why], 1);
+	if (why == KVP_KV_REASON_BLOCK_SIZE && l->block_size_warned++ < WARN_MAX)
+		KVP_LOG_W("listener.block_size", "worker=%llu rank=%u block_size=%u events=%llu",
+			(unsigned long long)l->spec.worker_id, l->spec.dp_rank, l->spec.block_size,
+			(unsigned long long)ev->block_size);
+}
+
+static int on_batch(void *ctx, uint64_t seq, const void *payload, size_t len, enum kvp_zmq_source src)
+{
+	struct listener *l = ctx;
+	struct thread *t = l->thread;
+	struct kvp_kv_batch batch;
+	uint64_t recv_ns = kvp_clock_mono_ns();
+	int rc = kvp_kv_decode(t->dec, payload, len, &batch);
+	if (rc) {
+		kvp_ctr_add_mw(t->all->ctr, KVP_CTR_EV_BATCH_BAD, 1);
+		return rc == KVP_ERR_AGAIN ? KVP_ERR_PROTO : rc;
+	}
+	uint32_t dp_rank = batch.has_rank ? batch.rank : l->spec.dp_rank;
+	if (dp_rank - l->spec.start_rank >= l->spec.rank_cnt) {
+		kvp_ctr_add_mw(t->all->ctr, KVP_CTR_EV_UNKNOWN_RANK, batch.event_cnt);
+		batch.event_cnt = 0;
+	}
+	for (uint32_t i = 0; i < batch.event_cnt; i++) {
+		struct kvp_kv_op op;
+		enum kvp_kv_reason why = kvp_kv_normalise(l->norm, &batch.event[i], dp_rank, &op);
+		if (why != KVP_KV_REASON_OK)
+			count_reason(l, why, &batch.event[i]);
+		else if (push_op(l, &op))
+			return KVP_ERR_AGAIN;
+	}
+	return push_mark(l, seq, src, recv_ns);
+}
+
+static int on_reset(void *ctx)
+{
+	struct listener *l = ctx;
+	int rc = push_plain(l, KVP_IDX_RESTART, l->spec.dp_rank);
+	if (rc)
+		return rc;
+	kvp_kv_norm_reset(l->norm);
+	l->thread->all->wake(l->thread->all->wake_ctx);
+	KVP_LOG_N("listener.restart", "worker=%llu rank=%u", (unsigned long long)l->spec.worker_id,
+		l->spec.dp_rank);
+	return KVP_OK;
+}
+
+/* -- figures -- */
+
+static void gauge(struct thread *t, enum kvp_ctr id, uint32_t *was, uint32_t is)
+{
+	if (*was != is)
+		kvp_ctr_add_mw(t->all->ctr, id, (uint64_t)is - *was);
+	*was = is;
+}
+
+static void count_more(struct thread *t, enum kvp_ctr id, uint64_t *seen, uint64_t now)
+{
+	if (now != *seen)
+		kvp_ctr_add_mw(t->all->ctr, id, now - *seen);
+	*seen = now;
+}
+
+static void report(struct thread *t, struct listener *l, struct kvp_zmq_sub *sub)
+{
+	const struct kvp_zmq_stats *s = kvp_zmq_sub_stats(sub);
+	struct kvp_zmq_stats *seen = &l->seen;
+	count_more(t, KVP_CTR_EV_RECEIVED, &seen->received, s->received);
+	count_more(t, KVP_CTR_EV_REPLAYED, &seen->replayed, s->replayed);
+	count_more(t, KVP_CTR_EV_STALE, &seen->stale, s->stale);
+	count_more(t, KVP_CTR_EV_DUPLICATE, &seen->duplicate, s->duplicate);
+	count_more(t, KVP_CTR_EV_BAD_FRAMES, &seen->bad_frames, s->bad_frames);
+	count_more(t, KVP_CTR_EV_GAPS, &seen->gaps, s->gaps);
+	count_more(t, KVP_CTR_EV_GAP_MISSING, &seen->missing, s->missing);
+	count_more(t, KVP_CTR_EV_REPLAYS, &seen->replays, s->replays);
+	count_more(t, KVP_CTR_EV_REPLAY_NONE, &seen->no_endpoint, s->no_endpoint);
+	count_more(t, KVP_CTR_EV_REPLAY_NONE, &seen->cooldown, s->cooldown);
+	count_more(t, KVP_CTR_EV_REPLY_DROPPED, &seen->replies_dropped, s->replies_dropped);
+	for (int i = 0; i < KVP_ZMQ_INCOMPLETE_CNT; i++)
+		count_more(t,
+			i == KVP_ZMQ_COMPLETE ? KVP_CTR_EV_REPLAY_COMPLETE : KVP_CTR_EV_REPLAY_INCOMPLETE,
+			&seen->incomplete[i], s->incomplete[i]);
+	uint32_t is_failed = kvp_zmq_sub_state(sub) == KVP_ZMQ_FAILED;
+	if (is_failed && !l->is_failed)
+		KVP_LOG_W("listener.failed", "worker=%llu rank=%u error=%s",
+			(unsigned long long)l->spec.worker_id, l->spec.dp_rank, kvp_zmq_sub_error(sub));
+	gauge(t, KVP_CTR_EV_LISTENERS_FAILED, &l->is_failed, is_failed);
+	gauge(t, KVP_CTR_EV_LISTENERS_ACTIVE, &l->is_active, kvp_zmq_sub_state(sub) == KVP_ZMQ_ACTIVE);
+}
+
+/* -- the thread's own list -- */
+
+static void spec_free(struct kvp_idx_listen *spec)
+{
+	free((void *)(uintptr_t)spec->event);
+	free((void *)(uintptr_t)spec->replay);
+	spec->event = spec->replay = NULL;
+}
+
+static int room_for_one(struct thread *t)
+{
+	if (t->cnt < t->cap)
+		return KVP_OK;
+	uint32_t cap = t->cap ? 2 * t->cap : 16;
+	struct listener **l = realloc(t->listener, cap * sizeof(*l));
+	if (l)
+		t->listener = l;
+	struct kvp_zmq_sub **s = realloc(t->sub, cap * sizeof(*s));
+	if (s)
+		t->sub = s;
+	if (!l || !s)
+		return KVP_ERR_SYS;
+	t->cap = cap;
+	return KVP_OK;
+}
+
+static void listener_free(struct listener *l)
+{
+	kvp_kv_norm_free(l->norm);
+	free(l);
+}
+
+static void listener_add(struct thread *t, const struct kvp_idx_listen *spec)
+{
+	struct listener *l = calloc(1, sizeof(*l));
+	struct kvp_zmq_sub *sub = NULL;
+	if (l)
+		l->norm = kvp_kv_norm_new(spec->block_size);
+	if (!l || !l->norm || room_for_one(t)) {
+		if (l)
+			listener_free(l);
+		kvp_ctr_add_mw(t->all->ctr, KVP_CTR_IDX_LISTEN_FAILED, 1);
+		return;
+	}
+	l->spec = *spec;
+	l->spec.event = l->spec.replay = NULL;
+	l->thread = t;
+	struct kvp_zmq_sub_cfg cfg = {.zmq = t->all->zmq,
+		.endpoint = spec->event,
+		.replay_endpoint = spec->replay,
+		.gate = KVP_ZMQ_GATE_OPEN,
+		.ctx = l,
+		.on_batch = on_batch,
+		.on_reset = on_reset};
+	struct kvp_zmq_resume resume = { .has_w = spec->applied_seq != KVP_MARK_UNSET, .w = spec->applied_seq,
+		.has_live = spec->live_seq != KVP_MARK_UNSET, .live = spec->live_seq };
+	cfg.resume = &resume;
+	int rc = kvp_zmq_sub_open(&cfg, &sub);
+	if (rc) {
+		KVP_LOG_W("listener.not_opened", "worker=%llu rank=%u error=%s",
+			(unsigned long long)spec->worker_id, spec->dp_rank, kvp_strerror(rc));
+		kvp_ctr_add_mw(t->all->ctr, KVP_CTR_IDX_LISTEN_FAILED, 1);
+		listener_free(l);
+		return;
+	}
+	t->listener[t->cnt] = l;
+	t->sub[t->cnt++] = sub;
+	kvp_ctr_add_mw(t->all->ctr, KVP_CTR_EV_LISTENERS, 1);
+}
+
+static void listener_remove(struct thread *t, uint32_t at)
+{
+	struct listener *l = t->listener[at];
+	report(t, l, t->sub[at]);
+	gauge(t, KVP_CTR_EV_LISTENERS_FAILED, &l->is_failed, 0);
+	gauge(t, KVP_CTR_EV_LISTENERS_ACTIVE, &l->is_active, 0);
+	kvp_ctr_add_mw(t->all->ctr, KVP_CTR_EV_LISTENERS, UINT64_MAX);
+	kvp_zmq_sub_close(t->sub[at]);
+	listener_free(l);
+	t->cnt--;
+	t->listener[at] = t->listener[t->cnt];
+	t->sub[at] = t->sub[t->cnt];
+}
+
+/* New ranks of the worker. What a rank that left had taught is forgotten, so that its successor starts
+ * afresh. */
+static void listener_ranks(struct listener *l, uint32_t start_rank, uint32_t rank_cnt)
+{
+	uint32_t had = l->spec.start_rank;
+	for (uint32_t i = 0; i < l->spec.rank_cnt; i++)
+		if (had + i - start_rank >= rank_cnt)
+			kvp_kv_norm_forget_rank(l->norm, had + i);
+	l->spec.start_rank = start_rank;
+	l->spec.rank_cnt = rank_cnt;
+}
+
+static void change_apply(struct thread *t, struct change *c)
+{
+	uint32_t at = 0;
+	if (c->kind == CHANGE_START) {
+		listener_add(t, &c->spec);
+		return;
+	}
+	while (at < t->cnt && t->listener[at]->spec.listener != c->spec.listener)
+		at++;
+	if (at == t->cnt)
+		return; /* could not be opened */
+	if (c->kind == CHANGE_STOP)
+		listener_remove(t, at);
+	else if (c->kind == CHANGE_RANKS)
+		listener_ranks(t->listener[at], c->spec.start_rank, c->spec.rank_cnt);
+	else
+		kvp_zmq_sub_set_replay(t->sub[at], c->spec.replay);
+}
+
+static void mailbox_empty(struct thread *t)
+{
+	pthread_mutex_lock(&t->lock);
+	struct change *c = t->first;
+	t->first = NULL;
+	t->last = &t->first;
+	pthread_mutex_unlock(&t->lock);
+	while (c) {
+		struct change *next = c->next;
+		if (!kvp_ld_rlx_u32(&t->all->stop))
+			change_apply(t, c);
+		spec_free(&c->spec);
+		free(c);
+		c = next;
+	}
+}
+
+static void *thread_main(void *arg)
+{
+	struct thread *t = arg;
+	while (!kvp_ld_acq_u32(&t->all->stop)) {
+		int is_woken = 0;
+		uint64_t word;
+		kvp_zmq_sub_poll(t->sub, t->cnt, t->wake_fd, t->cnt ? REPORT_NS / 1000000 : POLL_MS,
+			MSG_PER_SUB, &is_woken);
+		if (is_woken && read(t->wake_fd, &word, sizeof(word)) < 0 && errno != EAGAIN)
+			KVP_LOG_W("listener.wake", "errno=%d", errno);
+		mailbox_empty(t);
+		uint64_t now = kvp_clock_mono_ns();
+		if (now < t->report_ns)
+			continue;
+		t->report_ns = now + REPORT_NS;
+		for (uint32_t i = 0; i < t->cnt; i++)
+			report(t, t->listener[i], t->sub[i]);
+	}
+	mailbox_empty(t);
+	while (t->cnt)
+		listener_remove(t, t->cnt - 1);
+	return NULL;
+}
+
+/* -- apply thread's side -- */
+
+static int leave_change(struct kvp_idx_listeners *l, enum change_kind kind, const struct kvp_idx_listen *spec)
+{
+	struct thread *t = &l->thread[spec->rank_slot % l->thread_cnt];
+	struct change *c = calloc(1, sizeof(*c));
+	if (!c)
+		return KVP_ERR_SYS;
+	c->kind = kind;
+	c->spec = *spec;
+	c->spec.event = spec->event ? strdup(spec->event) : NULL;
+	c->spec.replay = spec->replay ? strdup(spec->replay) : NULL;
+	if ((spec->event && !c->spec.event) || (spec->replay && !c->spec.replay)) {
+		spec_free(&c->spec);
+		free(c);
+		return KVP_ERR_SYS;
+	}
+	pthread_mutex_lock(&t->lock);
+	*t->last = c;
+	t->last = &c->next;
+	pthread_mutex_unlock(&t->lock);
+	uint64_t one = 1;
+	if (write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
+		KVP_LOG_W("listener.wake", "errno=%d", errno);
+	return KVP_OK;
+}
+
+int kvp_idx_listen_start(struct kvp_idx_listeners *l, const struct kvp_idx_listen *spec)
+{
+	return leave_change(l, CHANGE_START, spec);
+}
+
+void kvp_idx_listen_stop(struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener)
+{
+	struct kvp_idx_listen spec = {.rank_slot = rank_slot, .listener = listener};
+	leave_change(l, CHANGE_STOP, &spec); /* lost for lack of memory: its operations are refused anyway */
+}
+
+void kvp_idx_listen_replay(
+	struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener, const char *replay)
+{
+	struct kvp_idx_listen spec = {.rank_slot = rank_slot, .listener = listener, .replay = replay};
+	leave_change(l, CHANGE_REPLAY, &spec);
+}
+
+void kvp_idx_listen_ranks(struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener,
+	uint32_t start_rank, uint32_t rank_cnt)
+{
+	struct kvp_idx_listen spec = {
+		.rank_slot = rank_slot, .listener = listener, .start_rank = start_rank, .rank_cnt = rank_cnt};
+	leave_change(l, CHANGE_RANKS, &spec);
+}
+
+void kvp_idx_listeners_epoch(struct kvp_idx_listeners *l, uint64_t epoch)
+{
+	kvp_st_rel_u64(&l->epoch, epoch); /* pairs with: reserve */
+}
+
+struct kvp_idx_ring *kvp_idx_listeners_ring(struct kvp_idx_listeners *l, uint32_t thread)
+{
+	return thread < l->thread_cnt ? &l->thread[thread].ring : NULL;
+}
+
+static int thread_open(struct kvp_idx_listeners *l, struct thread *t)
+{
+	t->all = l;
+	t->last = &t->first;
+	t->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	t->dec = kvp_kv_dec_new();
+	if (t->wake_fd < 0 || !t->dec || kvp_idx_ring_open(&t->ring, RING_WORDS) ||
+		pthread_mutex_init(&t->lock, NULL))
+		return KVP_ERR_SYS;
+	return KVP_OK;
+}
+
+static void thread_close(struct thread *t)
+{
+	pthread_mutex_destroy(&t->lock);
+	kvp_idx_ring_close(&t->ring);
+	kvp_kv_dec_free(t->dec);
+	if (t->wake_fd >= 0)
+		close(t->wake_fd);
+	free(t->listener);
+	free(t->sub);
+}
+
+int kvp_idx_listeners_open(uint32_t threads, struct kvp_ctr_column_shm *ctr, void (*wake)(void *), void *ctx,
+	struct kvp_idx_listeners **out)
+{
+	struct kvp_idx_listeners *l = calloc(1, sizeof(*l));
+	if (!l)
+		return KVP_ERR_SYS;
+	*l = (struct kvp_idx_listeners){.ctr = ctr, .wake = wake, .wake_ctx = ctx};
+	static const enum kvp_ctr now[] = {
+		KVP_CTR_EV_LISTENERS, KVP_CTR_EV_LISTENERS_ACTIVE, KVP_CTR_EV_LISTENERS_FAILED};
+	for (size_t i = 0; i < sizeof(now) / sizeof(now[0]); i++)
+		kvp_ctr_set(ctr, now[i], 0); /* left by the process before */
+	l->thread = calloc(threads, sizeof(*l->thread));
+	l->zmq = kvp_zmq_ctx_new(SUB_MAX);
+	int rc = l->thread && l->zmq ? KVP_OK : KVP_ERR_SYS;
+	for (; !rc && l->thread_cnt < threads; l->thread_cnt++) {
+		struct thread *t = &l->thread[l->thread_cnt];
+		rc = thread_open(l, t);
+		if (!rc && pthread_create(&t->tid, NULL, thread_main, t))
+			rc = KVP_ERR_SYS;
+		if (rc)
+			thread_close(t);
+		if (rc)
+			break;
+	}
+	if (rc)
+		kvp_idx_listeners_close(l);
+	else
+		*out = l;
+	return rc;
+}
+
+void kvp_idx_listeners_close(struct kvp_idx_listeners *l)
+{
+	uint64_t one = 1;
+	kvp_st_rel_u32(&l->stop, 1);
+	for (uint32_t i = 0; i < l->thread_cnt; i++)
+		if (write(l->thread[i].wake_fd, &one, sizeof(one)) < 0)
+			KVP_LOG_W("listener.wake", "errno=%d", errno);
+	for (uint32_t i = 0; i < l->thread_cnt; i++) {
+		pthread_join(l->thread[i].tid, NULL);
+		thread_close(&l->thread[i]);
+	}
+	if (l->zmq)
+		zmq_ctx_term(l->zmq);
+	free(l->thread);
+	free(l);
+}

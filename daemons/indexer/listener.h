@@ -1,0 +1,54 @@
+/* daemons/indexer/listener.h — decoder threads: each owns the event subscriptions of some ranks.
+ *
+ * Shape      N threads, each with one ring to the apply thread and a mailbox of changes from it; a rank
+ *            stays with one thread (rank slot modulo N).
+ * Truth      a thread's own list of subscriptions.
+ * Writers    the thread. The apply thread only leaves changes in the mailbox (a mutex held for a few
+ *            instructions) and rings the thread's eventfd.
+ * Ordering   an operation carries the number of its listener and the registry epoch seen before its batch
+ *            was taken from the socket; the apply thread refuses what is outdated.
+ * Lifetime   the process.
+ * Crash      gone with the process; the next one opens all subscriptions anew at the kept marks.
+ * Limits     a full ring stops the thread's reading; sockets buffer, then drop, then the gap is replayed.
+ * Proved by  tests/s_events.t
+ */
+#ifndef KVP_INDEXER_LISTENER_H
+#define KVP_INDEXER_LISTENER_H
+
+#include "daemons/indexer/ring.h"
+#include "shm/counter.h"
+
+struct kvp_idx_listeners;
+
+struct kvp_idx_listen {	   /* what a listener is to do */
+	uint64_t listener; /* unique number, not 0 */
+	uint64_t worker_id;
+	uint32_t rank_slot, dp_rank;
+	uint32_t start_rank, rank_cnt; /* ranks of the worker: events for others are dropped */
+	uint32_t block_size;
+	const char *event, *replay;	/* replay NULL = none; copied */
+	uint64_t applied_seq, live_seq; /* KVP_MARK_UNSET = unset */
+};
+
+/* kvp_idx_listeners_open starts `threads` decoder threads. wake(ctx) is called by them after they gave
+ * the apply thread work. KVP_ERR_SYS. */
+int kvp_idx_listeners_open(uint32_t threads, struct kvp_ctr_column_shm *ctr, void (*wake)(void *), void *ctx,
+	struct kvp_idx_listeners **out);
+/* kvp_idx_listeners_close stops and joins the threads. Rings are gone afterwards. */
+void kvp_idx_listeners_close(struct kvp_idx_listeners *l);
+
+/* Apply thread. Each leaves a change for the rank's thread; none waits for it. kvp_idx_listen_start:
+ * KVP_ERR_SYS without memory. kvp_idx_listen_replay moves the replay address (NULL = none).
+ * kvp_idx_listen_ranks tells a new range of ranks. */
+int kvp_idx_listen_start(struct kvp_idx_listeners *l, const struct kvp_idx_listen *spec);
+void kvp_idx_listen_stop(struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener);
+void kvp_idx_listen_replay(
+	struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener, const char *replay);
+void kvp_idx_listen_ranks(struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener,
+	uint32_t start_rank, uint32_t rank_cnt);
+/* kvp_idx_listeners_epoch publishes the registry epoch to the threads. */
+void kvp_idx_listeners_epoch(struct kvp_idx_listeners *l, uint64_t epoch);
+
+/* Rings, 0..threads-1. NULL out of range. */
+struct kvp_idx_ring *kvp_idx_listeners_ring(struct kvp_idx_listeners *l, uint32_t thread);
+#endif

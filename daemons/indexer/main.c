@@ -1,0 +1,311 @@
+/* daemons/indexer/main.c — kvpick-indexer: the apply thread's loop over commands, operations and timers. */
+#include <errno.h>
+#include <kvpick/clock.h>
+#include <kvpick/err.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemons/common/boot.h"
+#include "daemons/common/config.h"
+#include "daemons/indexer/indexer.h"
+#include "daemons/indexer/listener.h"
+#include "shm/region.h"
+#include "shm/sweep.h"
+
+enum {
+	OPS_PER_TURN = 256, /* operations between two looks at the command ring */
+	CMDS_PER_TURN = 64,
+	SLEEP_MS = KVP_SLEEP_MAX_MS,
+};
+#define EXPIRE_EVERY_NS 60000000000ull
+#define GAUGES_EVERY_NS 1000000000ull
+#define SLOW_TURN_NS 10000000ull
+
+struct daemon {
+	struct kvp_boot boot;
+	struct kvp_idx idx;
+	struct kvp_mark mark;
+	struct kvp_radix_w *radix;
+	struct kvp_idx_listeners *listeners;
+	uint32_t thread_cnt, next_ring;
+	int signal_fd;
+	uint64_t expire_ns, gauges_ns, beat_ns; /* next times */
+};
+
+static void wake_self(void *ctx)
+{
+	struct daemon *d = ctx;
+	kvp_wake(&d->boot, d->boot.slot);
+}
+
+/* -- start -- */
+
+/* Each subscription costs several descriptors. */
+static void raise_fd_limit(void)
+{
+	struct rlimit r;
+	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+		r.rlim_cur = r.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &r);
+	}
+}
+
+static int open_tree(struct daemon *d)
+{
+	struct kvp_region *r = d->boot.region;
+	struct kvp_boot_index x;
+	struct kvp_radix_report rep = {.runs = 0};
+	struct stat st;
+	kvp_boot_index_layout(&r->geom, &x);
+	if (fstat(d->boot.index_fd, &st) || (uint64_t)st.st_size < x.bytes)
+		return KVP_ERR_LAYOUT;
+	uint8_t *mem =
+		mmap(NULL, x.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, d->boot.index_fd, 0);
+	if (mem == MAP_FAILED)
+		return KVP_ERR_SYS;
+	int rc = kvp_mark_join(mem + x.mark_off, &r->geom, &d->mark);
+	if (rc)
+		return rc;
+	/* The region is mapped writable in this role; the reader's handle only says so by its type. */
+	void *pub = (void *)(uintptr_t)r->radix.base;
+	rc = kvp_radix_w_open(
+		pub, mem + x.radix_off, &r->geom, KVP_RADIX_RECOVER, d->boot.ctr, &d->radix, &rep);
+	if (rc == KVP_ERR_CORRUPT) {
+		KVP_LOG_W("indexer.tree", "state=corrupt action=emptied");
+		kvp_boot_error(&d->boot, rc, "indexer", __LINE__, "tree failed its check and was emptied");
+		for (uint32_t i = 0; i < r->geom.rank_max; i++) {
+			uint32_t gen = kvp_cat_rank_gen(&r->cat, i);
+			kvp_mark_reset(&d->mark, i, (gen & 1) ? gen : 0); /* everything is to be replayed */
+		}
+		rc = kvp_radix_w_open(
+			pub, mem + x.radix_off, &r->geom, KVP_RADIX_RESET, d->boot.ctr, &d->radix, &rep);
+	}
+	if (!rc)
+		KVP_LOG_I("indexer.tree", "runs=%llu blocks=%llu dropped=%llu repeated=%llu ms=%llu",
+			(unsigned long long)rep.runs, (unsigned long long)rep.blocks,
+			(unsigned long long)rep.runs_dropped, (unsigned long long)rep.ops_repeated,
+			(unsigned long long)(rep.duration_ns / 1000000));
+	return rc;
+}
+
+static int open_signals(struct daemon *d)
+{
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	if (sigprocmask(SIG_BLOCK, &set, NULL)) /* before threads exist: they inherit it */
+		return KVP_ERR_SYS;
+	d->signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+	return d->signal_fd < 0 ? KVP_ERR_SYS : KVP_OK;
+}
+
+static int open_all(struct daemon *d)
+{
+	struct kvp_region *r = d->boot.region;
+	const struct kvp_config *c = d->boot.config;
+	struct kvp_idx_cfg cfg = {
+		.queueing = c->eff.queueing_on ? KVP_WREC_QUEUEING_ON : KVP_WREC_QUEUEING_OFF,
+		.events = c->use_kv_events ? KVP_WREC_EVENTS_ON : KVP_WREC_EVENTS_OFF};
+	raise_fd_limit();
+	int rc = open_signals(d);
+	rc = rc ? rc : open_tree(d);
+	rc = rc ? rc : kvp_idx_open(&d->idx, &r->cat, d->radix, &r->book, &d->mark, d->boot.ctr, &cfg);
+	if (!rc && cfg.events == KVP_WREC_EVENTS_ON) {
+		d->thread_cnt = c->eff.threads ? c->eff.threads : 1;
+		rc = kvp_idx_listeners_open(d->thread_cnt, d->boot.ctr, wake_self, d, &d->listeners);
+		d->idx.listeners = d->listeners;
+	}
+	rc = rc ? rc : kvp_idx_recover(&d->idx);
+	if (rc)
+		return rc;
+	kvp_radix_w_set_ready(d->radix, 1);
+	uint32_t again = kvp_cmd_attach(&r->cmd, d->boot.owner);
+	KVP_LOG_I("indexer.started", "workers=%u ranks=%u partitions=%u threads=%u commands_again=%u",
+		d->idx.cat.worker_cnt, d->idx.cat.rank_cnt, kvp_cat_part_cnt(&r->cat), d->thread_cnt, again);
+	return KVP_OK;
+}
+
+/* -- work -- */
+
+static void command(struct daemon *d, struct kvp_cmd_cell *c)
+{
+	struct kvp_cmdring *ring = &d->boot.region->cmd;
+	struct kvp_idx *idx = &d->idx;
+	char *buf = kvp_cmd_buffer(ring, c);
+	int status;
+	switch (c->type) {
+	case KVP_CMD_PING:
+		kvp_cmd_reply(ring, c, KVP_OK, c->len);
+		return;
+	case KVP_CMD_WORKER_POST:
+		if (c->arg[0] >= KVP_PART_ROLE_CNT) {
+			kvp_cmd_reply(ring, c, KVP_ERR_INVAL, 0);
+			return;
+		}
+		status = kvp_idx_worker_post(idx, (enum kvp_part_role)c->arg[0], buf, c->len);
+		break;
+	case KVP_CMD_WORKER_PATCH:
+		status = kvp_idx_worker_patch(idx, c->worker_id, buf, c->len);
+		break;
+	case KVP_CMD_WORKER_DELETE:
+		status = kvp_idx_worker_delete(idx, c->worker_id);
+		break;
+	default:
+		kvp_boot_error(&d->boot, KVP_ERR_PROTO, "indexer", __LINE__, "command of an unknown type");
+		kvp_cmd_reply(ring, c, KVP_ERR_PROTO, 0);
+		return;
+	}
+	kvp_ctr_add(d->boot.ctr, KVP_CTR_IDX_CMD_DONE, 1);
+	if (kvp_jw_done(&idx->jw) || idx->jw.len > KVP_CMD_PAYLOAD_MAX) {
+		kvp_cmd_reply(ring, c, KVP_ERR_SYS, 0);
+		return;
+	}
+	memcpy(buf, idx->jw.buf, idx->jw.len);
+	kvp_cmd_reply(ring, c, status, (uint32_t)idx->jw.len);
+}
+
+static uint32_t commands(struct daemon *d)
+{
+	struct kvp_cmd_cell *c;
+	uint32_t n = 0;
+	while (n < CMDS_PER_TURN && kvp_cmd_next(&d->boot.region->cmd, &c) == KVP_OK) {
+		command(d, c);
+		n++;
+	}
+	return n;
+}
+
+/* A few operations of each ring in turn, so that no thread waits for another one's flood. */
+static uint32_t operations(struct daemon *d)
+{
+	uint32_t done = 0;
+	for (uint32_t i = 0; i < d->thread_cnt; i++) {
+		struct kvp_idx_ring *ring =
+			kvp_idx_listeners_ring(d->listeners, (d->next_ring + i) % d->thread_cnt);
+		const struct kvp_idx_msg *m;
+		for (uint32_t n = 0; n < OPS_PER_TURN && (m = kvp_idx_ring_peek(ring)); n++, done++) {
+			kvp_idx_apply(&d->idx, m, m->op == KVP_IDX_MARK ? kvp_clock_mono_ns() : 0);
+			kvp_idx_ring_consume(ring, m);
+		}
+	}
+	d->next_ring++;
+	return done;
+}
+
+static int has_operations(struct daemon *d)
+{
+	for (uint32_t i = 0; i < d->thread_cnt; i++)
+		if (kvp_idx_ring_peek(kvp_idx_listeners_ring(d->listeners, i)))
+			return 1;
+	return 0;
+}
+
+static void timers(struct daemon *d, uint64_t now)
+{
+	const struct kvp_config *c = d->boot.config;
+	if (now >= d->beat_ns) {
+		kvp_slot_beat(d->boot.slots, d->boot.slot, now / 1000000);
+		d->beat_ns = now + SLEEP_MS * 1000000ull;
+	}
+	if (now >= d->gauges_ns) {
+		kvp_idx_gauges(&d->idx);
+		d->gauges_ns = now + GAUGES_EVERY_NS;
+	}
+	if (now >= d->expire_ns) {
+		uint32_t n = kvp_resv_expire(
+			&d->boot.region->book, now, c->active_request_expiry_secs * 1000000000ull);
+		kvp_ctr_add(d->boot.ctr, KVP_CTR_IDX_EXPIRED, n);
+		d->expire_ns = now + EXPIRE_EVERY_NS;
+	}
+}
+
+static void sleep_until_work(struct daemon *d)
+{
+	struct kvp_cmd_cell *c;
+	struct pollfd fd[2] = {
+		{.fd = d->boot.wake_fd, .events = POLLIN}, {.fd = d->signal_fd, .events = POLLIN}};
+	kvp_slot_sleep(d->boot.slots);
+	if (kvp_cmd_next(&d->boot.region->cmd, &c) == KVP_OK) {
+		kvp_slot_awake(d->boot.slots);
+		command(d, c);
+		return;
+	}
+	if (!has_operations(d))
+		poll(fd, 2, SLEEP_MS);
+	kvp_slot_awake(d->boot.slots);
+}
+
+static void signals(struct daemon *d)
+{
+	struct signalfd_siginfo info;
+	if (read(d->signal_fd, &info, sizeof(info)) != (ssize_t)sizeof(info) ||
+		d->idx.state == KVP_IDX_STOPPING)
+		return;
+	d->idx.state = KVP_IDX_STOPPING;
+	kvp_boot_control(&d->boot, KVP_CTL_DRAIN);
+	KVP_LOG_I("indexer.stopping", "signal=%u", info.ssi_signo);
+}
+
+/* Ends when asked to and nothing is left to answer. */
+static void run(struct daemon *d)
+{
+	uint64_t now = kvp_clock_mono_ns();
+	d->expire_ns = now + EXPIRE_EVERY_NS;
+	while (d->idx.state != KVP_IDX_STOPPING) {
+		uint64_t start = now;
+		uint32_t done = commands(d);
+		done += operations(d);
+		if (d->idx.lost_cnt) {
+			kvp_idx_clear_some(&d->idx, 1);
+			done++;
+		}
+		timers(d, now);
+		now = kvp_clock_mono_ns();
+		kvp_ctr_max(d->boot.ctr, KVP_CTR_LOOP_MAX_NS, now - start);
+		kvp_ctr_add(d->boot.ctr, KVP_CTR_LOOP_SLOW, now - start > SLOW_TURN_NS);
+		signals(d);
+		if (!done) {
+			sleep_until_work(d);
+			now = kvp_clock_mono_ns();
+		}
+	}
+	commands(d);
+}
+
+int main(int argc, char **argv)
+{
+	static struct daemon d;
+	if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "--version") == 0)) {
+		if (argv[1][2] == 'v')
+			kvp_config_print_version(stdout, KVP_BIN_INDEXER);
+		else
+			kvp_config_print_help(stdout, KVP_BIN_INDEXER);
+		return KVP_EXIT_OK;
+	}
+	int rc = kvp_boot_child(argc, argv, KVP_ROLE_INDEXER, &d.boot);
+	if (rc)
+		return kvp_boot_exit(rc);
+	kvp_config_log_setup(d.boot.config, "indexer", -1);
+	kvp_ctr_add(d.boot.ctr, KVP_CTR_PROC_STARTED, 1);
+	rc = open_all(&d);
+	if (rc) {
+		KVP_LOG_E("indexer.start", "error=%s errno=%d", kvp_strerror(rc), errno);
+		if (rc == KVP_ERR_CORRUPT)
+			kvp_boot_control(&d.boot, KVP_CTL_FAIL);
+		return kvp_boot_exit(rc);
+	}
+	kvp_boot_control(&d.boot, KVP_CTL_RUN);
+	run(&d);
+	if (d.listeners)
+		kvp_idx_listeners_close(d.listeners);
+	kvp_boot_control(&d.boot, KVP_CTL_HALT);
+	return KVP_EXIT_OK;
+}

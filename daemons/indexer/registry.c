@@ -1,0 +1,335 @@
+/* daemons/indexer/registry.c — rank slots, listeners and views of the workers; recovery from the
+ * catalogue. */
+#include <kvpick/hash.h>
+#include <kvpick/point.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemons/common/log.h"
+#include "daemons/indexer/indexer.h"
+#include "daemons/indexer/listener.h"
+
+int kvp_idx_open(struct kvp_idx *idx, const struct kvp_cat *cat, struct kvp_radix_w *radix,
+	struct kvp_book *book, struct kvp_mark *mark, struct kvp_ctr_column_shm *ctr,
+	const struct kvp_idx_cfg *cfg)
+{
+	memset(idx, 0, sizeof(*idx));
+	int rc = kvp_cat_w_open(cat, &idx->cat);
+	if (rc)
+		return rc;
+	idx->cfg = *cfg;
+	idx->radix = radix;
+	idx->book = book;
+	idx->mark = mark;
+	idx->ctr = ctr;
+	idx->json = kvp_json_new();
+	kvp_jw_init(&idx->jw);
+	idx->rank = calloc(cat->rank_max, sizeof(*idx->rank));
+	idx->worker = calloc(cat->worker_max, sizeof(*idx->worker));
+	idx->view = calloc(cat->rank_max, sizeof(*idx->view));
+	idx->taint = calloc(cat->taint_max, sizeof(*idx->taint));
+	idx->lost = calloc(cat->rank_max, sizeof(*idx->lost));
+	if (!idx->json || !idx->rank || !idx->worker || !idx->view || !idx->taint || !idx->lost) {
+		kvp_idx_close(idx);
+		return KVP_ERR_SYS;
+	}
+	return KVP_OK;
+}
+
+void kvp_idx_close(struct kvp_idx *idx)
+{
+	for (uint32_t i = 0; idx->rank && i < idx->cat.cat.rank_max; i++) {
+		free(idx->rank[i].event);
+		free(idx->rank[i].replay);
+	}
+	for (uint32_t i = 0; idx->worker && i < idx->cat.cat.worker_max; i++) {
+		free(idx->worker[i].rank_slot);
+		free(idx->worker[i].taint);
+	}
+	for (uint32_t i = 0; i < KVP_PART_MAX; i++)
+		free(idx->part[i].worker_idx);
+	kvp_json_free(idx->json);
+	kvp_jw_free(&idx->jw);
+	free(idx->rank);
+	free(idx->worker);
+	free(idx->view);
+	free(idx->taint);
+	free(idx->lost);
+	kvp_cat_w_close(&idx->cat);
+	memset(idx, 0, sizeof(*idx));
+}
+
+/* -- partitions and their views -- */
+
+/* Place of a worker in the sorted list, or where it belongs. */
+static uint32_t part_place(const struct kvp_idx *idx, const struct kvp_idx_part *p, uint64_t worker_id)
+{
+	uint32_t lo = 0, hi = p->cnt;
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+		if (idx->worker[p->worker_idx[mid]].worker_id < worker_id)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+int kvp_idx_part_add(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx)
+{
+	struct kvp_idx_part *p = &idx->part[part];
+	uint32_t at = part_place(idx, p, idx->worker[worker_idx].worker_id);
+	if (at < p->cnt && p->worker_idx[at] == worker_idx)
+		return KVP_OK;
+	if (p->cnt == p->cap) {
+		uint32_t cap = p->cap ? 2 * p->cap : 16;
+		uint32_t *grown = realloc(p->worker_idx, cap * sizeof(*grown));
+		if (!grown)
+			return KVP_ERR_SYS;
+		p->worker_idx = grown;
+		p->cap = cap;
+	}
+	memmove(&p->worker_idx[at + 1], &p->worker_idx[at], (p->cnt - at) * sizeof(p->worker_idx[0]));
+	p->worker_idx[at] = worker_idx;
+	p->cnt++;
+	return KVP_OK;
+}
+
+void kvp_idx_part_drop(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx)
+{
+	struct kvp_idx_part *p = &idx->part[part];
+	uint32_t at = part_place(idx, p, idx->worker[worker_idx].worker_id);
+	if (at >= p->cnt || p->worker_idx[at] != worker_idx)
+		return;
+	p->cnt--;
+	memmove(&p->worker_idx[at], &p->worker_idx[at + 1], (p->cnt - at) * sizeof(p->worker_idx[0]));
+}
+
+static int view_same(const struct kvp_idx *idx, const struct kvp_cat_view *v, uint32_t cnt,
+	uint32_t taint_cnt, uint32_t worker_cnt)
+{
+	if (!v->version || v->cnt != cnt || v->taint_cnt != taint_cnt || v->worker_cnt != worker_cnt)
+		return 0;
+	return (!cnt || memcmp(v->rank, idx->view, cnt * sizeof(*idx->view)) == 0) &&
+		(!taint_cnt || memcmp(v->taint, idx->taint, taint_cnt * sizeof(*idx->taint)) == 0);
+}
+
+void kvp_idx_view_publish(struct kvp_idx *idx, uint32_t part)
+{
+	const struct kvp_idx_part *p = &idx->part[part];
+	uint32_t cnt = 0, taint_cnt = 0;
+	if (idx->state == KVP_IDX_RECOVERING)
+		return;
+	for (uint32_t i = 0; i < p->cnt; i++) {
+		const struct kvp_idx_worker *w = &idx->worker[p->worker_idx[i]];
+		if (w->taint_cnt > idx->cat.cat.taint_max - taint_cnt ||
+			w->rank_cnt > idx->cat.cat.rank_max - cnt)
+			break; /* registration checked both; never leave the scratch arrays */
+		if (w->taint_cnt)
+			memcpy(&idx->taint[taint_cnt], w->taint, w->taint_cnt * sizeof(*w->taint));
+		for (uint32_t k = 0; k < w->rank_cnt; k++) {
+			const struct kvp_idx_rank *r = &idx->rank[w->rank_slot[k]];
+			idx->view[cnt++] = (struct kvp_rank_view){
+				.worker_id = r->worker_id,
+				.dp_rank = r->dp_rank,
+				.rank_slot = w->rank_slot[k],
+				.rank_gen = r->rank_gen,
+				.index_slot = r->index_slot,
+				.index_gen = r->index_gen,
+				.worker_idx = p->worker_idx[i],
+				.max_num_batched_tokens = w->max_num_batched_tokens,
+				.total_kv_blocks = w->total_kv_blocks,
+				.taint_off = taint_cnt,
+				.taint_cnt = w->taint_cnt,
+			};
+		}
+		taint_cnt += w->taint_cnt;
+	}
+	struct kvp_cat_view now;
+	if (kvp_cat_view_begin(&idx->cat.cat, part, &now) || view_same(idx, &now, cnt, taint_cnt, p->cnt))
+		return;
+	int rc = kvp_cat_w_view(&idx->cat, part, idx->view, cnt, idx->taint, taint_cnt, p->cnt);
+	KVP_ASSERT(rc == KVP_OK);
+	kvp_ctr_add(idx->ctr, KVP_CTR_CAT_VIEW_PUBLISHED, 1);
+}
+
+/* -- rank slots -- */
+
+static void epoch_next(struct kvp_idx *idx)
+{
+	idx->epoch++;
+	if (idx->listeners)
+		kvp_idx_listeners_epoch(idx->listeners, idx->epoch);
+}
+
+static void rank_set(struct kvp_idx *idx, const struct kvp_cat_rank_info *info)
+{
+	struct kvp_part_fixed fixed = {.key_salt = 0};
+	kvp_cat_part_get(&idx->cat.cat, info->part, &fixed);
+	idx->rank[info->rank_slot] = (struct kvp_idx_rank){
+		.worker_id = info->worker_id,
+		.epoch = idx->epoch,
+		.part_salt = fixed.key_salt,
+		.rank_gen = info->rank_gen,
+		.dp_rank = info->dp_rank,
+		.index_slot = info->index_slot,
+		.index_gen = info->index_gen,
+		.part = info->part,
+		.worker_idx = info->worker_idx,
+	};
+}
+
+int kvp_idx_rank_take(struct kvp_idx *idx, uint32_t worker_idx, uint64_t worker_id, uint32_t part,
+	uint32_t dp_rank, uint32_t *rank_slot)
+{
+	struct kvp_cat_rank_info info;
+	if (idx->lost_cnt &&
+		(idx->cat.index_cnt >= idx->cat.cat.index_max || idx->cat.rank_cnt >= idx->cat.cat.rank_max))
+		kvp_idx_clear_some(idx, UINT32_MAX);
+	int rc = kvp_cat_w_rank_take(&idx->cat, worker_id, dp_rank, part, worker_idx, &info);
+	if (rc)
+		return rc;
+	KVP_POINT("indexer:rank_taken");
+	rc = kvp_rank_open(idx->book, info.rank_slot, info.rank_gen);
+	KVP_ASSERT(rc == KVP_OK);
+	if (idx->mark)
+		kvp_mark_reset(idx->mark, info.rank_slot, info.rank_gen);
+	epoch_next(idx);
+	rank_set(idx, &info);
+	*rank_slot = info.rank_slot;
+	return KVP_OK;
+}
+
+static void listener_drop(struct kvp_idx *idx, uint32_t rank_slot)
+{
+	struct kvp_idx_rank *r = &idx->rank[rank_slot];
+	if (r->listener && idx->listeners)
+		kvp_idx_listen_stop(idx->listeners, rank_slot, r->listener);
+	r->listener = 0;
+	free(r->event);
+	free(r->replay);
+	r->event = r->replay = NULL;
+}
+
+void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot)
+{
+	listener_drop(idx, rank_slot);
+	kvp_rank_close(idx->book, rank_slot, idx->rank[rank_slot].rank_gen);
+	KVP_POINT("indexer:rank_closed");
+	idx->lost[(idx->lost_head + idx->lost_cnt++) % idx->cat.cat.rank_max] = rank_slot;
+}
+
+void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot)
+{
+	struct kvp_idx_rank *r = &idx->rank[rank_slot];
+	if (r->index_slot != KVP_INDEX_NONE)
+		kvp_radix_clear(idx->radix, r->index_slot);
+	if (idx->mark)
+		kvp_mark_reset(idx->mark, rank_slot, r->rank_gen);
+	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_PURGED, 1);
+}
+
+uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max)
+{
+	for (; max && idx->lost_cnt; max--) {
+		uint32_t slot = idx->lost[idx->lost_head];
+		idx->lost_head = (idx->lost_head + 1) % idx->cat.cat.rank_max;
+		idx->lost_cnt--;
+		if (idx->rank[slot].index_slot != KVP_INDEX_NONE)
+			kvp_radix_clear(idx->radix, idx->rank[slot].index_slot);
+		KVP_POINT("indexer:cleared");
+		if (idx->mark)
+			kvp_mark_reset(idx->mark, slot, 0);
+		kvp_cat_w_rank_drop(&idx->cat, slot);
+		memset(&idx->rank[slot], 0, sizeof(idx->rank[slot]));
+	}
+	return idx->lost_cnt;
+}
+
+/* -- listeners -- */
+
+static int same_text(const char *a, const char *b)
+{
+	return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static int replace_text(char **at, const char *s)
+{
+	char *copy = s ? strdup(s) : NULL;
+	if (s && !copy)
+		return KVP_ERR_SYS;
+	free(*at);
+	*at = copy;
+	return KVP_OK;
+}
+
+static int listener_start(struct kvp_idx *idx, uint32_t rank_slot, enum kvp_idx_resume how)
+{
+	struct kvp_idx_rank *r = &idx->rank[rank_slot];
+	const struct kvp_idx_worker *w = &idx->worker[r->worker_idx];
+	struct kvp_part_fixed fixed;
+	int rc = kvp_cat_part_get(&idx->cat.cat, r->part, &fixed);
+	if (rc)
+		return rc;
+	struct kvp_idx_listen spec = {.listener = ++idx->next_listener,
+		.worker_id = r->worker_id,
+		.rank_slot = rank_slot,
+		.dp_rank = r->dp_rank,
+		.start_rank = w->start_rank,
+		.rank_cnt = w->rank_cnt,
+		.block_size = fixed.block_size,
+		.event = r->event,
+		.replay = r->replay,
+		.applied_seq = KVP_MARK_UNSET,
+		.live_seq = KVP_MARK_UNSET};
+	if (how == KVP_IDX_RESUME && idx->mark)
+		kvp_mark_get(idx->mark, rank_slot, r->rank_gen, &spec.applied_seq, &spec.live_seq);
+	if (idx->listeners)
+		rc = kvp_idx_listen_start(idx->listeners, &spec);
+	if (!rc)
+		r->listener = spec.listener;
+	return rc;
+}
+
+int kvp_idx_rank_listen(struct kvp_idx *idx, uint32_t rank_slot, const char *event, const char *replay,
+	enum kvp_idx_resume how)
+{
+	struct kvp_idx_rank *r = &idx->rank[rank_slot];
+	const struct kvp_idx_worker *w = &idx->worker[r->worker_idx];
+	if (r->listener && same_text(r->event, event)) {
+		if (idx->listeners)
+			kvp_idx_listen_ranks(
+				idx->listeners, rank_slot, r->listener, w->start_rank, w->rank_cnt);
+		if (same_text(r->replay, replay))
+			return KVP_OK;
+		int rc = replace_text(&r->replay, replay);
+		if (!rc && idx->listeners)
+			kvp_idx_listen_replay(idx->listeners, rank_slot, r->listener, replay);
+		return rc;
+	}
+	if (r->listener) {
+		listener_drop(idx, rank_slot);
+		kvp_idx_rank_purge(idx, rank_slot);
+		epoch_next(idx);
+		r->epoch = idx->epoch;
+	}
+	if (!event)
+		return KVP_OK;
+	int rc = replace_text(&r->event, event);
+	if (!rc)
+		rc = replace_text(&r->replay, replay);
+	return rc ? rc : listener_start(idx, rank_slot, how);
+}
+
+void kvp_idx_gauges(struct kvp_idx *idx)
+{
+	uint32_t schedulable = 0;
+	for (uint32_t i = 0; i < kvp_cat_part_cnt(&idx->cat.cat); i++)
+		schedulable += idx->part[i].cnt;
+	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_WORKERS, idx->cat.worker_cnt);
+	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_SCHEDULABLE, schedulable);
+	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_RANKS, idx->cat.rank_cnt);
+	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_INDEXED, idx->cat.index_cnt);
+	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_PARTS, kvp_cat_part_cnt(&idx->cat.cat));
+	kvp_ctr_set(idx->ctr, KVP_CTR_IDX_RANK_LOST, idx->lost_cnt);
+}

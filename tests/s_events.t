@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""KV events over a real node: publishers' sockets -> indexer -> /overlap_scores. Publisher restart, gaps, clears,
+both reply shapes, a worker registered anew, adapters and salts, and an indexer killed in between."""
+import os
+import signal
+import struct
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+from node import BUILD, SLOW, Node, Tap, free_port, wait_for, worker
+
+BLOCK = 4
+tap = Tap()
+
+
+def pack(v):
+    """msgpack, as far as engines use it."""
+    if v is None:
+        return b"\xc0"
+    if isinstance(v, float):
+        return b"\xcb" + struct.pack(">d", v)
+    if isinstance(v, int):
+        return bytes([v]) if 0 <= v < 128 else b"\xcf" + struct.pack(">Q", v)
+    if isinstance(v, str):
+        return b"\xda" + struct.pack(">H", len(v.encode())) + v.encode()
+    if isinstance(v, dict):
+        return b"\xde" + struct.pack(">H", len(v)) + b"".join(pack(k) + pack(x) for k, x in v.items())
+    return b"\xdc" + struct.pack(">H", len(v)) + b"".join(pack(x) for x in v)
+
+
+def tokens(first, blocks):
+    """Tokens of `blocks` blocks that no other `first` shares."""
+    return [first * 100000 + i for i in range(blocks * BLOCK)]
+
+
+def stored(first, start, end, rank=None, **extra):
+    """A batch that stores blocks start..end of prompt `first`; external hash of block i is first * 1000 + i + 1."""
+    name = [first * 1000 + i + 1 for i in range(start, end)]
+    event = {"type": "BlockStored", "block_hashes": name,
+             "parent_block_hash": first * 1000 + start if start else None,
+             "token_ids": tokens(first, end)[start * BLOCK:], "block_size": BLOCK, "lora_id": None,
+             "medium": "GPU", "lora_name": None}
+    event.update(extra)
+    return pack([1.0, [event], rank])
+
+
+CLEAR = pack([1.0, [{"type": "AllBlocksCleared"}], None])
+
+
+class Engine:
+    """A publisher with a replay service (tests/helpers/pubtool.c)."""
+
+    def __init__(self, replay=True):
+        self.proc = subprocess.Popen([f"{BUILD}/tests/helpers/pubtool"], stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.joins = 0
+        self.at = f"tcp://127.0.0.1:{free_port()}"
+        self.replay_at = f"tcp://127.0.0.1:{free_port()}" if replay else None
+        self.do(f"bind {self.at}")
+        if replay:
+            self.do(f"replay {self.replay_at}")
+
+    def do(self, line):
+        self.proc.stdin.write(line + "\n")
+        self.proc.stdin.flush()
+        answer = self.proc.stdout.readline().strip()
+        if not answer.startswith("ok"):
+            raise RuntimeError(f"{line[:60]}: {answer}")
+        return answer
+
+    def send(self, seq, payload, verb="pub"):
+        self.do(f"{verb} {seq} {payload.hex()}")
+
+    def subscribed(self):
+        """Waits for one more subscription than before."""
+        self.joins += 1
+        self.do(f"joined {self.joins} {20000 * SLOW}")
+
+    def asked(self, n):
+        """Waits for the n-th replay request; its start."""
+        return int(self.do(f"requested {n} {10000 * SLOW}").split()[2])
+
+    def body(self, worker_id, **extra):
+        more = {"replay_endpoint": self.replay_at} if self.replay_at else {}
+        return worker(worker_id, self.at, **more, **extra)
+
+    def register(self, node, worker_id, **extra):
+        status, record = node.call("POST", "/workers", self.body(worker_id, **extra))
+        if status != 201 or record["lifecycle"] != "schedulable":
+            raise RuntimeError(f"worker {worker_id}: {status} {record}")
+        self.subscribed()
+
+    def close(self):
+        self.proc.stdin.close()
+        self.proc.wait(10)
+
+
+def depth(node, first, blocks, **extra):
+    """{(worker, rank): device blocks} of a prompt."""
+    status, scores = node.call("POST", "/overlap_scores", dict(token_ids=tokens(first, blocks), **extra))
+    if status != 200:
+        raise RuntimeError(f"overlap_scores: {status} {scores}")
+    return {(w["worker_id"], w["dp_rank"]): w["device_blocks"] for w in scores["workers"]}
+
+
+def becomes(node, first, blocks, want, name, **extra):
+    got = wait_for(lambda: (d := depth(node, first, blocks, **extra)) == want and d) or \
+        depth(node, first, blocks, **extra)
+    tap.same(got, want, name)
+
+
+def restart(node):
+    e = Engine(replay=False)
+    e.register(node, 1)
+    for s in range(10):
+        e.send(s, stored(1, s, s + 1))
+    becomes(node, 1, 10, {(1, 0): 10}, "ten blocks of a publisher")
+    e.do("restart")
+    e.subscribed()
+    e.send(0, stored(2, 0, 1))
+    becomes(node, 2, 1, {(1, 0): 1}, "a restarted publisher: its new block is there")
+    tap.same(depth(node, 1, 10), {(1, 0): 0}, "and nothing of the old one")
+    node.call("DELETE", "/workers/1")
+    e.close()
+
+
+def gap(node, replay, frames):
+    e = Engine(replay=replay)
+    e.do(f"frames {frames}")
+    e.register(node, 2)
+    for s in range(6):
+        e.send(s, stored(3, s, s + 1), "keep" if s in (3, 4) else "pub")
+    if replay:
+        becomes(node, 3, 6, {(2, 0): 6}, f"two lost batches come by replay ({frames} frames)")
+        tap.same(e.asked(1), 3, "asked from the first one lost")
+    else:
+        becomes(node, 3, 6, {(2, 0): 3}, "without replay the chain ends before the gap")
+        e.send(6, stored(4, 0, 2))
+        becomes(node, 4, 2, {(2, 0): 2}, "and the stream goes on")
+    node.call("DELETE", "/workers/2")
+    e.close()
+
+
+def no_end(node):
+    e = Engine()
+    e.do("end off")
+    e.register(node, 3)
+    for s in range(4):
+        e.send(s, stored(5, s, s + 1), "keep" if s == 1 else "pub")
+    e.send(4, stored(5, 4, 5))
+    becomes(node, 5, 5, {(3, 0): 5}, "a replay without an end marker does not stop the live stream")
+    node.call("DELETE", "/workers/3")
+    e.close()
+
+
+def clear(node):
+    a, b, c = Engine(False), Engine(False), Engine(False)
+    node.call("POST", "/workers", worker(1, data_parallel_size=2, kv_events_endpoints={"0": a.at, "1": b.at}))
+    a.subscribed()
+    b.subscribed()
+    c.register(node, 2)
+    for e in (a, b, c):
+        e.send(0, stored(6, 0, 4))
+    becomes(node, 6, 4, {(1, 0): 4, (1, 1): 4, (2, 0): 4}, "three ranks hold one prefix")
+    a.send(1, CLEAR)
+    becomes(node, 6, 4, {(1, 0): 0, (1, 1): 4, (2, 0): 4}, "a clear empties exactly the emitting rank")
+    a.send(2, stored(6, 0, 2))
+    becomes(node, 6, 4, {(1, 0): 2, (1, 1): 4, (2, 0): 4}, "which then fills again")
+    status, _ = node.call("PATCH", "/workers/1", {"kv_events_endpoints": {"0": c.at, "1": b.at}})
+    c.subscribed()
+    tap.same((status, depth(node, 6, 4)), (200, {(1, 0): 0, (1, 1): 4, (2, 0): 4}),
+             "a moved event endpoint empties one rank and keeps the other")
+    for w in (1, 2):
+        node.call("DELETE", f"/workers/{w}")
+    for e in (a, b, c):
+        e.close()
+
+
+def anew(node):
+    e = Engine()
+    e.register(node, 4)
+    for s in range(10):
+        e.send(s, stored(7, s, s + 1))
+    becomes(node, 7, 11, {(4, 0): 10}, "a chain of ten batches")
+    node.call("DELETE", "/workers/4")
+    e.register(node, 4)
+    tap.same(depth(node, 7, 11), {(4, 0): 0}, "registered anew: empty")
+    e.send(10, stored(7, 10, 11))
+    becomes(node, 7, 11, {(4, 0): 11}, "the next batch brings the whole chain back")
+    tap.same(e.asked(1), 0, "asked from 0")
+    before = depth(node, 7, 11)
+    for _ in range(20):
+        node.call("POST", "/workers", e.body(4))
+        node.call("PATCH", "/workers/4", {"kv_transfer_domain": "rack"})
+    tap.same(depth(node, 7, 11), before, "equal registrations and label patches keep the blocks")
+    node.call("DELETE", "/workers/4")
+    e.close()
+
+
+def namespaces(node):
+    e = Engine(False)
+    e.register(node, 5)
+    e.send(0, stored(8, 0, 4, lora_name="a"))
+    e.send(1, stored(9, 0, 4, cache_salt="s"))
+    becomes(node, 8, 4, {(5, 0): 4}, "blocks of an adapter match requests for it", lora_name="a")
+    becomes(node, 9, 4, {(5, 0): 4}, "blocks with a salt match requests with it", cache_salt="s")
+    tap.same([depth(node, 8, 4)[(5, 0)], depth(node, 8, 4, lora_name="b")[(5, 0)],
+              depth(node, 9, 4)[(5, 0)], depth(node, 9, 4, cache_salt="t")[(5, 0)]], [0, 0, 0, 0],
+             "and no others")
+    node.call("DELETE", "/workers/5")
+    e.close()
+
+
+def killed(node):
+    e = Engine()
+    e.register(node, 6)
+    for s in range(5):
+        e.send(s, stored(10, s, s + 1))
+    becomes(node, 10, 7, {(6, 0): 5}, "blocks before the indexer is killed")
+    status, booked = node.call("POST", "/select_and_reserve", {"token_ids": tokens(10, 7), "selection_id": "x"})
+    os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
+    e.send(5, stored(10, 5, 6), "keep")
+    tap.same((status, depth(node, 10, 7)), (200, {(6, 0): 5}), "lookups go on without it")
+    wait_for(lambda: len(node.children().get("kvpick-indexer", [])) == 1)
+    status, _ = node.call("PATCH", "/workers/6", {"total_kv_blocks": 1000})
+    tap.same(status, 200, "its successor answers commands")
+    e.subscribed()
+    e.send(6, stored(10, 6, 7))
+    becomes(node, 10, 7, {(6, 0): 7}, "and has what came meanwhile")
+    tap.same(e.asked(1), 5, "asked from where its predecessor stopped")
+    tap.same(node.call("DELETE", "/reservations/x")[0], 200, "bookings were kept")
+    node.call("DELETE", "/workers/6")
+    e.close()
+
+
+with Node() as node:
+    restart(node)
+    gap(node, False, 3)
+    gap(node, True, 3)
+    gap(node, True, 2)
+    no_end(node)
+    clear(node)
+    anew(node)
+    namespaces(node)
+    killed(node)
+sys.exit(tap.done())

@@ -1,0 +1,225 @@
+/* tests/t_apply.c — operations through the ring into the tree: order, generations, clears, marks. */
+#include "daemons/indexer/ring.c"
+#include "tests/idx_fake.h"
+
+static struct fake_node node;
+static struct kvp_idx idx;
+static struct kvp_idx_ring ring;
+
+static uint64_t ctr(enum kvp_ctr id)
+{
+	return node.ctr->val[id];
+}
+
+static struct kvp_idx_msg *message(enum kvp_idx_op op, uint32_t rank_slot, uint32_t dp_rank, uint32_t words)
+{
+	struct kvp_idx_msg *m = kvp_idx_ring_reserve(&ring, (uint32_t)KVP_IDX_MSG_WORDS + words);
+	m->op = op;
+	m->listener = fake->listen[rank_slot].listener;
+	m->rank_slot = rank_slot;
+	m->dp_rank = dp_rank;
+	m->epoch = fake->epoch;
+	return m;
+}
+
+static void store(uint32_t rank_slot, uint32_t dp_rank, uint64_t first, uint32_t n)
+{
+	struct kvp_idx_msg *m = message(KVP_IDX_STORE, rank_slot, dp_rank, 2 * n);
+	m->n = n;
+	for (uint32_t i = 0; i < n; i++) {
+		m->data[i] = 1000 + i;
+		m->data[n + i] = first + i;
+	}
+	kvp_idx_ring_commit(&ring);
+}
+
+static void plain(enum kvp_idx_op op, uint32_t rank_slot, uint32_t dp_rank)
+{
+	message(op, rank_slot, dp_rank, 0);
+	kvp_idx_ring_commit(&ring);
+}
+
+static void apply_all(void)
+{
+	const struct kvp_idx_msg *m;
+	while ((m = kvp_idx_ring_peek(&ring))) {
+		kvp_idx_apply(&idx, m, 5000);
+		kvp_idx_ring_consume(&ring, m);
+	}
+}
+
+static uint32_t held(uint32_t rank_slot)
+{
+	return fake->ext_cnt[idx.rank[rank_slot].index_slot];
+}
+
+/* Records of random length come out as they went in, over many turns of the ring. */
+static void test_ring(void)
+{
+	struct kvp_idx_ring r;
+	uint64_t s = 88172645463325252ull, in = 0, out = 0, wrong = 0, full = 0;
+	ok(kvp_idx_ring_open(&r, 1000) == KVP_ERR_INVAL, "a ring's size is a power of two");
+	ok(kvp_idx_ring_open(&r, 1024) == KVP_ERR_INVAL, "and not too small");
+	kvp_idx_ring_open(&r, 65536);
+	while (out < 20000) {
+		s ^= s << 13;
+		s ^= s >> 7;
+		s ^= s << 17;
+		uint32_t extra = (uint32_t)(s >> 40) % (s & 63 ? 300 : 8192);
+		struct kvp_idx_msg *m =
+			s & 2 ? kvp_idx_ring_reserve(&r, (uint32_t)KVP_IDX_MSG_WORDS + extra) : NULL;
+		full += (s & 2) && !m;
+		if (m) {
+			m->op = KVP_IDX_STORE;
+			m->seq = in;
+			m->n = extra;
+			for (uint32_t i = 0; i < extra; i++)
+				m->data[i] = in * 31 + i;
+			kvp_idx_ring_commit(&r);
+			in++;
+		}
+		/* The consumer is slower for a while, then faster. */
+		int turn = (s >> 20 & 7) < (in / 512 % 2 ? 7u : 1u);
+		const struct kvp_idx_msg *g = turn || (!m && (s & 2)) ? kvp_idx_ring_peek(&r) : NULL;
+		if (!g)
+			continue;
+		wrong += g->seq != out || g->words != KVP_IDX_MSG_WORDS + g->n;
+		for (uint32_t i = 0; i < g->n; i++)
+			wrong += g->data[i] != out * 31 + i;
+		kvp_idx_ring_consume(&r, g);
+		out++;
+	}
+	is_u64(wrong, 0, "20000 records of any length come out in order and whole");
+	ok(full > 0, "the ring was full at times (%llu)", (unsigned long long)full);
+	kvp_idx_ring_close(&r);
+}
+
+static void test_events(void)
+{
+	fake_post(&idx, "{\"worker_id\":1,\"endpoint\":\"e\",\"block_size\":4,\"data_parallel_size\":2,"
+			"\"kv_events_endpoints\":{\"0\":\"tcp://a:1\",\"1\":\"tcp://a:2\"}}");
+	fake_post(&idx,
+		"{\"worker_id\":2,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"tcp://b:1\"}");
+	struct kvp_part_info info;
+	kvp_cat_part_info(&node.cat, 0, &info);
+	for (uint32_t slot = 0; slot < 3; slot++)
+		store(slot, slot == 1, 100, 4);
+	apply_all();
+	ok(held(0) == 4 && held(1) == 4 && held(2) == 4, "each rank holds what its own stream stored");
+	is_u64(fake->last_salt, info.key_salt, "under its partition's salt");
+	plain(KVP_IDX_CLEAR, 0, 0);
+	store(0, 0, 200, 2);
+	apply_all();
+	ok(held(0) == 2 && held(1) == 4 && held(2) == 4,
+		"a clear empties exactly its rank, what follows counts");
+	store(0, 1, 300, 3);
+	apply_all();
+	ok(held(0) == 2 && held(1) == 7, "a batch that names another rank of the worker goes there");
+	store(0, 2, 300, 3);
+	apply_all();
+	ok(held(0) == 2 && held(1) == 7 && ctr(KVP_CTR_EV_LATE) == 1,
+		"a rank that the worker has not is refused");
+	struct kvp_idx_msg *m = message(KVP_IDX_REMOVE, 1, 1, 3);
+	m->n = 3;
+	m->data[0] = 999;
+	m->data[1] = 100;
+	m->data[2] = 103;
+	kvp_idx_ring_commit(&ring);
+	apply_all();
+	ok(held(1) == 5 && ctr(KVP_CTR_EV_BLOCKS_UNKNOWN) == 1,
+		"an unknown hash in a removal is counted, the rest is removed");
+	fake->store_rc = (uint32_t)KVP_ERR_NOTFOUND;
+	store(0, 0, 1, 1);
+	fake->store_rc = (uint32_t)KVP_ERR_NOTFOUND;
+	apply_all();
+	fake->store_rc = 0;
+	is_u64(ctr(KVP_CTR_EV_STORED_PARENT), 1, "a store under a missing parent is counted");
+}
+
+static void test_marks(void)
+{
+	uint64_t applied = 0, live = 0;
+	struct kvp_idx_msg *m = message(KVP_IDX_MARK, 0, 0, 0);
+	m->seq = 7;
+	m->live = 7;
+	m->recv_ns = 1000;
+	kvp_idx_ring_commit(&ring);
+	m = message(KVP_IDX_MARK, 0, 0, 0);
+	m->seq = 9;
+	m->live = KVP_MARK_UNSET;
+	kvp_idx_ring_commit(&ring);
+	apply_all();
+	kvp_mark_get(&node.mark, 0, fake->open_gen[0], &applied, &live);
+	ok(applied == 9 && live == 7, "marks follow the batches, replayed ones leave the live number");
+	is_u64(node.ctr->hist[KVP_HIST_APPLY_NS].sum, 4000, "the lag is measured from receipt");
+	plain(KVP_IDX_RESTART, 0, 0);
+	store(0, 0, 500, 1);
+	apply_all();
+	kvp_mark_get(&node.mark, 0, fake->open_gen[0], &applied, &live);
+	ok(held(0) == 1 && applied == KVP_MARK_UNSET,
+		"a restarted publisher's rank starts empty, its mark unset");
+	is_u64(held(1), 5, "the other rank keeps its blocks");
+}
+
+static void test_late(void)
+{
+	/* Operations that wait in the ring while their worker goes and comes back. */
+	uint64_t late = ctr(KVP_CTR_EV_LATE);
+	store(2, 0, 600, 8);
+	kvp_idx_worker_delete(&idx, 2);
+	apply_all();
+	is_u64(ctr(KVP_CTR_EV_LATE), late + 1, "an operation of a removed worker is refused");
+	kvp_idx_clear_some(&idx, 10);
+	struct fake_listen old = fake->listen[2];
+	fake_post(&idx,
+		"{\"worker_id\":2,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"tcp://b:1\"}");
+	is_u64(fake->listen[2].applied, KVP_MARK_UNSET, "the worker comes back with a fresh watermark");
+	ok(held(2) == 0 && fake->listen[2].listener != old.listener, "empty, with another listener");
+	struct kvp_idx_msg *m = message(KVP_IDX_STORE, 2, 0, 2);
+	m->listener = old.listener;
+	m->n = 1;
+	kvp_idx_ring_commit(&ring);
+	apply_all();
+	is_u64(held(2), 0, "what its old listener still sends does not revive its blocks");
+	/* The same for one rank of a worker whose other rank's listener stays and names it. */
+	store(0, 1, 700, 2);
+	kvp_idx_worker_patch(&idx, 1, "{\"data_parallel_size\":1}", 24);
+	kvp_idx_clear_some(&idx, 10);
+	kvp_idx_worker_patch(&idx, 1, "{\"data_parallel_size\":2}", 24);
+	apply_all();
+	is_u64(held(1), 0, "an operation older than its rank's registration is refused");
+	store(0, 1, 700, 2);
+	apply_all();
+	is_u64(held(1), 2, "a newer one counts");
+}
+
+static void test_not_indexed(void)
+{
+	idx.cfg.events = KVP_WREC_EVENTS_OFF;
+	fake_post(&idx, "{\"worker_id\":50,\"endpoint\":\"e\",\"block_size\":4,\"data_parallel_size\":61}");
+	idx.cfg.events = KVP_WREC_EVENTS_ON;
+	fake_post(&idx, "{\"worker_id\":60,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"tcp:/"
+			"/z:1\"}");
+	uint32_t slot = 64;
+	ok(idx.rank[slot].worker_id == 60 && idx.rank[slot].index_slot == KVP_INDEX_NONE,
+		"a rank beyond the index capacity");
+	store(slot, 0, 1, 1);
+	apply_all();
+	is_u64(ctr(KVP_CTR_EV_NOT_INDEXED), 1, "is selectable, its events are counted");
+}
+
+int main(void)
+{
+	fake_node_open(&node);
+	fake_idx_open(&idx, &node, KVP_WREC_EVENTS_ON);
+	kvp_idx_ring_open(&ring, 1 << 16);
+	test_ring();
+	test_events();
+	test_marks();
+	test_late();
+	test_not_indexed();
+	kvp_idx_ring_close(&ring);
+	kvp_idx_close(&idx);
+	fake_node_close(&node);
+	return done();
+}
