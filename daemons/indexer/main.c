@@ -20,7 +20,8 @@
 #include "shm/sweep.h"
 
 enum {
-	OPS_PER_TURN = 256, /* operations between two looks at the command ring */
+	OPS_PER_TURN = 256,   /* operations of one ring between two looks at the command ring */
+	BLKS_PER_TURN = 8192, /* or blocks, whichever comes first */
 	CMDS_PER_TURN = 64,
 	SLEEP_MS = KVP_SLEEP_MAX_MS,
 };
@@ -191,7 +192,10 @@ static uint32_t operations(struct daemon *d)
 		struct kvp_idx_ring *ring =
 			kvp_idx_listeners_ring(d->listeners, (d->next_ring + i) % d->thread_cnt);
 		const struct kvp_idx_msg *m;
-		for (uint32_t n = 0; n < OPS_PER_TURN && (m = kvp_idx_ring_peek(ring)); n++, done++) {
+		uint32_t n = 0, blk = 0;
+		for (; n < OPS_PER_TURN && blk < BLKS_PER_TURN && (m = kvp_idx_ring_peek(ring));
+			n++, done++) {
+			blk += m->n;
 			kvp_idx_apply(&d->idx, m, m->op == KVP_IDX_MARK ? kvp_clock_mono_ns() : 0);
 			kvp_idx_ring_consume(ring, m);
 		}
