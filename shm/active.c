@@ -189,6 +189,7 @@ static int add(struct kvp_book *b, uint64_t key, uint64_t w, int64_t *delta)
 		}
 		uint64_t nonce = b->nonce++ & WEIGHT_MASK;
 		struct kvp_u128 old = { 0, 0 }, new = { key, VAL(1, nonce) | TENT };
+		KVP_POINT("book:insert");
 		if (!kvp_cas_u128(&b->act[place(b, key, empty)], &old, new))
 			continue;
 		settle(b, key, empty, nonce, w, delta);

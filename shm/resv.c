@@ -574,6 +574,7 @@ int book_free(struct kvp_book *b, uint64_t h, enum book_free_mode mode)
 			int plain = !kvp_ld_rlx_u32(&e->seq_cnt) && !kvp_ld_rlx_u32(&e->out_cnt[S_SEL(s)]);
 			uint64_t n = s_to(s, plain ? ST_FREE_A1 : ST_FREE_A, book_slot(b));
 			n &= ~(uint64_t)FL_WANT;
+			KVP_POINT("book:free_try");
 			if (!kvp_cas_ar_u64(book_state(b, idx), s, n))
 				continue;
 			KVP_POINT("book:free");
@@ -601,6 +602,7 @@ int kvp_resv_free(struct kvp_book *b, uint64_t h)
 static int prefill_run(struct kvp_book *b, uint32_t idx, uint64_t s)
 {
 	uint64_t n = s_to(s, ST_PRE_A, book_slot(b));
+	KVP_POINT("book:prefill_try");
 	if (!kvp_cas_ar_u64(book_state(b, idx), s, n))
 		return 0;
 	KVP_POINT("book:prefill");
@@ -686,6 +688,7 @@ static int output_begin(struct kvp_book *b, uint64_t h, uint64_t *s, uint64_t *c
 			settle_pending(b, idx, *s);
 		} else if (S_BASE(*s) == ST_BOOKED) {
 			uint64_t n = s_to(*s, ST_OUT_REF, book_slot(b));
+			KVP_POINT("book:output_try");
 			if (kvp_cas_ar_u64(book_state(b, idx), *s, n)) {
 				*s = n;
 				return KVP_OK;

@@ -36,6 +36,8 @@ static int deed_rc, busy;
 static void count_hit(const char *place)
 {
 	int i = 0;
+	if (busy)
+		return;
 	while (i < PLACES - 1 && places[i].name && strcmp(places[i].name, place) != 0)
 		i++;
 	places[i].name = place;
@@ -98,6 +100,13 @@ static int d_flap(void)
 	int rc = kvp_rank_close(&second, 0, gen0);
 	return rc | kvp_rank_open(&second, 0, ++gen0);
 }
+static int d_crowd_free_book(void) /* makes room below the place that the first one has chosen */
+{
+	uint64_t h;
+	if (kvp_resv_find(&second, "crowd", 5, &h) == KVP_OK)
+		kvp_resv_free(&second, h);
+	return d_book();
+}
 static int d_expire(void)
 {
 	kvp_resv_expire(&second, UINT64_MAX, 0);
@@ -109,7 +118,7 @@ static const struct {
 	int (*run)(void);
 } deeds[] = {{"free", d_free}, {"prefill", d_prefill}, {"output", d_output}, {"fraction", d_fraction},
 	{"book", d_book}, {"book+free", d_book_free}, {"same id", d_same_id}, {"recount", d_recount},
-	{"close", d_close}, {"flap", d_flap}, {"expire", d_expire}};
+	{"close", d_close}, {"flap", d_flap}, {"expire", d_expire}, {"free+book", d_crowd_free_book}};
 
 /* The first one's flows. */
 static void flow_life(void)
@@ -146,10 +155,22 @@ static void flow_recount(void)
 		kvp_resv_output(&f.b, first_h, &frac);
 	recount(&f.b, 0);
 }
+static void flow_crowded(void) /* in a table whose lines are mostly taken */
+{
+	uint64_t crowd[1000];
+	for (uint32_t i = 0; i < 1000; i++)
+		crowd[i] = 7000000 + i;
+	busy = 1;
+	book_simple(&second, SECOND, "crowd", 1, 1, 1, crowd, 1000, &second_h);
+	busy = 0;
+	flow_leave();
+}
 static const struct {
 	const char *name;
 	void (*run)(void);
-} flows[] = { { "life", flow_life }, { "leave", flow_leave }, { "recount", flow_recount } };
+} flows[] = { { "life", flow_life }, { "leave", flow_leave }, { "recount", flow_recount },
+	{ "crowded", flow_crowded } };
+#define FLOWS (sizeof(flows) / sizeof(flows[0]))
 
 static void clean(void)
 {
@@ -192,7 +213,8 @@ int main(void)
 	kvp_rank_open(&f.b, 0, ++gen0);
 	for (uint32_t i = 0; i < 40; i++)
 		seq[i] = 500 + i;
-	for (int fl = 0; fl < 3; fl++) {
+	kvp_rank_open(&f.b, 1, 1);
+	for (size_t fl = 0; fl < FLOWS; fl++) {
 		memset(places, 0, sizeof(places));
 		kvp_point_hook = count_hit;
 		flows[fl].run();
@@ -203,7 +225,7 @@ int main(void)
 			for (int p = 0; p < PLACES && places[p].name; p++)
 				for (uint64_t n = 1; n <= places[p].hits && n <= HITS_MAX && !bad;
 					n++, tried++)
-					bad += !one(fl, (int)d, places[p].name, n);
+					bad += !one((int)fl, (int)d, places[p].name, n);
 			ok(!bad && tried > 10,
 				"%s with %s in between, at %" PRIu64 " instants: loads stay exact",
 				flows[fl].name, deeds[d].name, tried);
