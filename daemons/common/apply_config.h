@@ -1,0 +1,14 @@
+/* daemons/common/apply_config.h — parsed settings turned into what the modules take.
+ *
+ * Shape      pure functions over struct kvp_config.
+ * Crash      process-local.
+ */
+#ifndef KVP_APPLY_CONFIG_H
+#define KVP_APPLY_CONFIG_H
+
+#include "daemons/common/config.h"
+#include "daemons/common/select.h"
+
+/* kvp_select_from_config gives the settings of the aggregated role for bookings that belong to the node. */
+void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_config *cfg);
+#endif

@@ -1,0 +1,110 @@
+#include "daemons/common/metrics_text.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void kvp_text_add(struct kvp_text *t, const char *fmt, ...)
+{
+	va_list ap;
+	if (t->err)
+		return;
+	va_start(ap, fmt);
+	int n = vsnprintf(NULL, 0, fmt, ap);
+	va_end(ap);
+	if (t->len + (size_t)n + 1 > t->cap) {
+		size_t cap = (t->cap ? t->cap * 2 : 65536) + (size_t)n;
+		char *grown = realloc(t->buf, cap);
+		if (!grown) {
+			t->err = KVP_ERR_FULL;
+			return;
+		}
+		t->buf = grown;
+		t->cap = cap;
+	}
+	va_start(ap, fmt);
+	t->len += (size_t)vsnprintf(t->buf + t->len, t->cap - t->len, fmt, ap);
+	va_end(ap);
+}
+
+void kvp_text_free(struct kvp_text *t)
+{
+	free(t->buf);
+	memset(t, 0, sizeof(*t));
+}
+
+/* family_name turns daemon.object.event_ns into kvpick_daemon_object_event_seconds. */
+static double family_name(const struct kvp_ctr_info *info, char *out, size_t cap)
+{
+	double scale = 1;
+	int n = snprintf(out, cap, "kvpick_%s", info->name);
+	for (char *p = out; *p; p++)
+		*p = *p == '.' ? '_' : *p;
+	if (strcmp(info->unit, "ns") == 0) {
+		if (n > 3 && strcmp(out + n - 3, "_ns") == 0)
+			n -= 3;
+		snprintf(out + n, cap - (size_t)n, "_seconds");
+		scale = 1e-9;
+	}
+	return scale;
+}
+
+static void write_counter(struct kvp_text *t, const struct kvp_region *r, enum kvp_ctr id)
+{
+	const struct kvp_ctr_info *info = kvp_ctr_info(id);
+	char name[160];
+	double scale = family_name(info, name, sizeof(name));
+	int is_counter = info->kind == KVP_CTR_KIND_COUNTER;
+	uint64_t v = kvp_ctr_sum(&r->counters, id);
+	kvp_text_add(t, "# HELP %s%s %s\n# TYPE %s%s %s\n", name, is_counter ? "_total" : "", info->help,
+		name, is_counter ? "_total" : "", is_counter ? "counter" : "gauge");
+	if (scale == 1)
+		kvp_text_add(t, "%s%s %" PRIu64 "\n", name, is_counter ? "_total" : "", v);
+	else
+		kvp_text_add(t, "%s%s %.9g\n", name, is_counter ? "_total" : "", (double)v * scale);
+}
+
+static void write_hist(struct kvp_text *t, const struct kvp_region *r, enum kvp_hist id)
+{
+	const struct kvp_ctr_info *info = kvp_hist_info(id);
+	struct kvp_hist_shm h;
+	char name[160];
+	double scale = family_name(info, name, sizeof(name));
+	uint64_t below = 0;
+	kvp_hist_sum(&r->counters, id, &h);
+	kvp_text_add(t, "# HELP %s %s\n# TYPE %s histogram\n", name, info->help, name);
+	for (int b = 0; b < KVP_HIST_BUCKETS; b++) {
+		below += h.bucket[b];
+		/* 1 us to 17 s is where durations lie; one line a power of two. */
+		if (b >= 10 && b <= 34)
+			kvp_text_add(t, "%s_bucket{le=\"%.9g\"} %" PRIu64 "\n", name,
+				(double)((1ULL << b) - 1) * scale, below);
+	}
+	kvp_text_add(t, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n%s_sum %.9g\n%s_count %" PRIu64 "\n", name,
+		below, name, (double)h.sum * scale, name, below);
+}
+
+static void write_node(struct kvp_text *t, const struct kvp_region *r)
+{
+	kvp_text_add(t, "# HELP kvpick_schedulable_workers workers that selections may choose\n"
+			"# TYPE kvpick_schedulable_workers gauge\n");
+	static const char *const role[KVP_PART_ROLE_CNT] = {"aggregated", "prefill", "decode"};
+	for (int i = 0; i < KVP_PART_ROLE_CNT; i++)
+		kvp_text_add(t, "kvpick_schedulable_workers{role=\"%s\"} %" PRIu32 "\n", role[i],
+			kvp_cat_schedulable_cnt(&r->cat, (enum kvp_part_role)i));
+	kvp_text_add(t,
+		"# HELP kvpick_build_info build of the region's creator\n# TYPE kvpick_build_info gauge\n"
+		"kvpick_build_info{build=\"%.*s\"} 1\n",
+		KVP_BUILD_ID_BYTES, r->super->build_id);
+}
+
+void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r)
+{
+	for (int i = 0; i < KVP_CTR_CNT; i++)
+		write_counter(t, r, (enum kvp_ctr)i);
+	for (int i = 0; i < KVP_HIST_CNT; i++)
+		write_hist(t, r, (enum kvp_hist)i);
+	write_node(t, r);
+}

@@ -1,0 +1,213 @@
+#include "daemons/common/select_priv.h"
+#include <kvpick/clock.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define VIEW_RETRY_MAX 16 /* catalogue changes tolerated while one view is read */
+
+int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(s->err, sizeof(s->err), fmt, ap);
+	va_end(ap);
+	kvp_ctr_add(s->ctr, KVP_CTR_SELECT_REFUSED, 1);
+	return status;
+}
+
+void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes)
+{
+	size_t want = (n ? n : 1) * elem_bytes;
+	if (want > m->bytes) {
+		void *grown = malloc(want + want / 2);
+		if (!grown)
+			return NULL;
+		free(m->ptr);
+		m->ptr = grown;
+		m->bytes = want + want / 2;
+	}
+	return m->ptr;
+}
+
+const char *kvp_selection_error(const struct kvp_selection *s)
+{
+	return s->err;
+}
+
+void kvp_select_seed(struct kvp_selection *s, uint64_t seed)
+{
+	kvp_rng_seed(&s->rng, seed);
+}
+
+struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
+	struct kvp_ctr_column_shm *column, const struct kvp_select_settings *set)
+{
+	struct kvp_selection *s = calloc(1, sizeof(*s));
+	uint64_t seed;
+	if (!s)
+		return NULL;
+	s->region = r;
+	s->owner = owner;
+	s->ctr = column;
+	s->set = *set;
+	kvp_book_attach(&r->book, owner, column);
+	if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
+		seed = kvp_clock_real_ns();
+	kvp_rng_seed(&s->rng, seed);
+	return s;
+}
+
+void kvp_selection_close(struct kvp_selection *s)
+{
+	if (!s)
+		return;
+	struct kvp_scratch *all[] = {&s->scratch_rank, &s->scratch_cand, &s->scratch_local, &s->scratch_seq,
+		&s->scratch_taint, &s->scratch_dp, &s->scratch_filter, &s->scratch_cand_rank};
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		free(all[i]->ptr);
+	free(s);
+}
+
+uint32_t kvp_selection_schedulable(struct kvp_selection *s)
+{
+	return kvp_cat_schedulable_cnt(&s->region->cat, KVP_PART_AGGREGATED);
+}
+
+static int not_ready(struct kvp_selection *s, struct kvp_str model, struct kvp_str group)
+{
+	return kvp_sel_fail(s, 503, "no schedulable workers for model=%.*s routing_group=%.*s",
+		(int)model.len, model.ptr, (int)group.len, group.ptr);
+}
+
+/* find_partition sets part_idx and part; 0 or 503. */
+static int find_partition(
+	struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model, struct kvp_str group)
+{
+	const struct kvp_cat *cat = &s->region->cat;
+	if (kvp_cat_schedulable_cnt(cat, role) == 0)
+		return kvp_sel_fail(s, 503, "no schedulable workers are available");
+	if (kvp_cat_part_find(cat, role, model.ptr, (uint32_t)model.len, group.ptr, (uint32_t)group.len,
+		    &s->part_idx) ||
+		kvp_cat_part_get(cat, s->part_idx, &s->part))
+		return not_ready(s, model, group);
+	return 0;
+}
+
+/* copy_view copies the partition's ranks and taints out of the shared view; 0, 500 or 503. */
+static int copy_view(struct kvp_selection *s, struct kvp_str model, struct kvp_str group)
+{
+	const struct kvp_cat *cat = &s->region->cat;
+	struct kvp_cat_view v;
+	for (int i = 0; i < VIEW_RETRY_MAX; i++) {
+		if (kvp_cat_view_begin(cat, s->part_idx, &v) || v.cnt == 0)
+			return not_ready(s, model, group);
+		s->rank = kvp_sel_scratch(&s->scratch_rank, v.cnt, sizeof(*s->rank));
+		s->cand = kvp_sel_scratch(&s->scratch_cand, v.cnt, sizeof(*s->cand));
+		uint64_t *taint = kvp_sel_scratch(&s->scratch_taint, v.taint_cnt, sizeof(uint64_t));
+		s->cand_rank = kvp_sel_scratch(&s->scratch_cand_rank, v.cnt, sizeof(*s->cand_rank));
+		if (!s->rank || !s->cand || !s->cand_rank || !taint)
+			return kvp_sel_fail(s, 500, "out of memory");
+		uint32_t at = 0;
+		for (uint32_t k = 0; k < v.cnt; k++) {
+			const struct kvp_rank_view *rv = &v.rank[k];
+			const uint64_t *t;
+			uint32_t n = kvp_cat_view_taints(&v, k, &t);
+			n = n > v.taint_cnt - at ? v.taint_cnt - at : n;
+			memcpy(taint + at, t, n * sizeof(uint64_t));
+			s->rank[k] = (struct kvp_sel_rank){.worker_id = rv->worker_id,
+				.dp_rank = rv->dp_rank,
+				.rank_slot = rv->rank_slot,
+				.rank_gen = rv->rank_gen,
+				.worker_idx = rv->worker_idx,
+				.index_slot = rv->index_slot,
+				.index_gen = rv->index_gen,
+				.taint_off = at,
+				.taint_cnt = n,
+				.total_kv_blocks = rv->total_kv_blocks};
+			at += n;
+		}
+		s->rank_cnt = v.cnt;
+		if (kvp_cat_view_valid(cat, &v) == KVP_OK)
+			return 0;
+		kvp_ctr_add(s->ctr, KVP_CTR_SELECT_VIEW_RETRY, 1);
+	}
+	return kvp_sel_fail(s, 503, "the worker catalogue changes too fast; try again");
+}
+
+/* A slot that changed hands during the walk counts 0. With a configured credit of 0 the cache is not asked. */
+void kvp_sel_look_up(struct kvp_selection *s)
+{
+	struct kvp_radix_query q = {.part_salt = s->part.key_salt,
+		.local = s->prompt.local,
+		.local_cnt = s->prompt.local_cnt,
+		.total_blk = s->prompt.blk_cnt,
+		.more = s->prompt.form == KVP_PROMPT_TOKENS ? kvp_sel_prompt_more : NULL,
+		.ctx = s};
+	struct kvp_radix_match *m = &s->match;
+	uint32_t unindexed = 0;
+	int wanted = q.total_blk && s->set.weights.overlap_score_credit != 0;
+	int found = wanted && kvp_radix_find(&s->region->radix, &q, m) == KVP_OK && m->longest;
+	for (uint32_t i = 0; i < s->rank_cnt; i++) {
+		struct kvp_sel_rank *r = &s->rank[i];
+		r->dev_blk = 0;
+		if (r->index_slot == KVP_INDEX_NONE) {
+			unindexed++;
+			continue;
+		}
+		if (!found || r->index_slot / 64 >= m->word_cnt ||
+			!(m->active[r->index_slot / 64] >> (r->index_slot % 64) & 1))
+			continue;
+		if (kvp_cat_index_gen(&s->region->cat, r->index_slot) == r->index_gen)
+			r->dev_blk = m->depth[r->index_slot];
+	}
+	if (unindexed)
+		kvp_ctr_add(s->ctr, KVP_CTR_SELECT_UNINDEXED, unindexed);
+	if (wanted && m->retries) {
+		kvp_ctr_add(s->ctr, KVP_CTR_RADIX_RETRIES, m->retries);
+		kvp_ctr_add(s->ctr, KVP_CTR_RADIX_GAVE_UP, m->gave_up);
+	}
+}
+
+void kvp_sel_read_loads(struct kvp_selection *s)
+{
+	const struct kvp_book *b = &s->region->book;
+	const struct kvp_sel_prompt *p = &s->prompt;
+	for (uint32_t i = 0; i < s->rank_cnt; i++) {
+		struct kvp_sel_rank *r = &s->rank[i];
+		if (i + 8 < s->rank_cnt)
+			kvp_load_prefetch(b, s->rank[i + 8].rank_slot);
+		kvp_load_read(b, r->rank_slot, &r->load);
+		r->additional_blk = 0;
+		if (s->set.track_active_blocks == KVP_YES)
+			r->additional_blk =
+				p->seq_cnt - (r->load.requests ? kvp_active_depth(b, r->rank_slot,
+									 r->rank_gen, p->seq, p->seq_cnt)
+							       : 0);
+	}
+}
+
+int kvp_sel_open_partition(
+	struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model, struct kvp_str group)
+{
+	int status = find_partition(s, role, model, group);
+	return status ? status : copy_view(s, model, group);
+}
+
+void kvp_select_defaults(struct kvp_select_settings *set)
+{
+	*set = (struct kvp_select_settings){.weights = {.overlap_score_credit = 1.0,
+						    .prefill_load_scale = 1.0,
+						    .host_weight = 0.75,
+						    .disk_weight = 0.25},
+		.track_prefill_tokens = KVP_YES,
+		.track_active_blocks = KVP_YES,
+		.assume_kv_reuse = KVP_YES,
+		.decode_busy_threshold = NAN,
+		.owner_kind = KVP_BOOK_FOR_NODE};
+}

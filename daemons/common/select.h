@@ -1,0 +1,47 @@
+/* daemons/common/select.h — the one selection flow that every face calls, behind kvpick/selection.h.
+ *
+ * Shape      struct kvp_selection: settings, handles of the region's objects, scratch arrays that only grow.
+ * Truth      the region; a handle can be thrown away at any time.
+ * Writers    bookings, through shm/resv.h, as the handle's owner.
+ * Readers    catalogue views and tree, by version validation.
+ * Ordering   that of the objects; the flow adds none.
+ * Lifetime   from kvp_select_open to kvp_selection_close; the region must outlive it.
+ * Crash      see kvpick/selection.h.
+ * Proved by  tests/t_select.c, tests/s_selection.t
+ */
+#ifndef KVP_SELECT_H
+#define KVP_SELECT_H
+
+#include <kvpick/selection.h>
+#include "shm/region.h"
+#include "shm/score.h"
+
+enum kvp_booking_owner {
+	KVP_BOOK_FOR_NODE,   /* made over HTTP: outlives the process that made it, ends by absolute age */
+	KVP_BOOK_FOR_PROCESS /* made by ext_proc: ends with its process */
+};
+
+struct kvp_select_settings {
+	struct kvp_score_weights weights; /* credits, scale, tier weights, temperature */
+	enum kvp_tristate track_prefill_tokens;
+	enum kvp_tristate track_active_blocks;
+	enum kvp_tristate assume_kv_reuse;
+	double decode_busy_threshold; /* NaN = unset */
+	enum kvp_booking_owner owner_kind;
+};
+
+/* kvp_select_defaults fills in what an empty environment gives. */
+void kvp_select_defaults(struct kvp_select_settings *set);
+
+/* kvp_select_open makes a handle on a joined region.
+ *
+ * r       joined with KVP_REGION_BOOKER or KVP_REGION_INDEXER.
+ * owner   the caller's slot owner number; column: its counters.
+ * return  NULL without memory.
+ */
+struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
+	struct kvp_ctr_column_shm *column, const struct kvp_select_settings *set);
+
+/* kvp_select_seed makes tie-breaking reproducible (tests only; production seeds from the kernel). */
+void kvp_select_seed(struct kvp_selection *s, uint64_t seed);
+#endif

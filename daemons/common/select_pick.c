@@ -1,0 +1,115 @@
+#include "daemons/common/select_priv.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int by_value(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	return (x > y) - (x < y);
+}
+
+/* Arrays of one pick in one scratch block: allowed ids, required and preferred taint hashes. */
+struct filters {
+	struct kvp_eligible_ask ask;
+	const uint64_t *preferred;
+};
+
+static int prepare_filters(struct kvp_selection *s, const struct kvp_select_request *q, struct filters *f)
+{
+	size_t n = (size_t)q->allowed_cnt + q->required_cnt + q->preferred_cnt;
+	uint64_t *mem = kvp_sel_scratch(&s->scratch_filter, n, sizeof(uint64_t));
+	if (!mem)
+		return kvp_sel_fail(s, 500, "out of memory");
+	uint64_t *required = mem + q->allowed_cnt, *preferred = required + q->required_cnt;
+	if (q->allowed_cnt) {
+		memcpy(mem, q->allowed_worker_id, q->allowed_cnt * sizeof(*mem));
+		qsort(mem, q->allowed_cnt, sizeof(*mem), by_value);
+	}
+	for (uint32_t i = 0; i < q->required_cnt; i++)
+		required[i] = kvp_hash_taint(q->required_taint[i].ptr, q->required_taint[i].len);
+	for (uint32_t i = 0; i < q->preferred_cnt; i++)
+		preferred[i] =
+			kvp_hash_taint(q->preferred_taint[i].taint.ptr, q->preferred_taint[i].taint.len);
+	f->preferred = preferred;
+	f->ask = (struct kvp_eligible_ask){.allowed = q->allowed_worker_id ? mem : NULL,
+		.allowed_cnt = q->allowed_cnt,
+		.has_pinned = q->has_pinned,
+		.pinned_worker_id = q->pinned_worker_id,
+		.pinned_dp_rank = q->pinned_dp_rank,
+		.required = required,
+		.required_cnt = q->required_cnt};
+	if (q->has_pinned == KVP_YES && f->ask.allowed &&
+		!kvp_score_has(f->ask.allowed, f->ask.allowed_cnt, q->pinned_worker_id))
+		return kvp_sel_fail(s, 400, "pinned worker %llu is not in allowed worker set",
+			(unsigned long long)q->pinned_worker_id);
+	return 0;
+}
+
+static double preference(
+	const struct kvp_select_request *q, const uint64_t *preferred, const uint64_t *taint, uint32_t n)
+{
+	double sum = 0;
+	for (uint32_t i = 0; i < q->preferred_cnt; i++)
+		if (kvp_score_has(taint, n, preferred[i]))
+			sum += (double)q->preferred_taint[i].weight;
+	return kvp_score_taint_multiplier(sum);
+}
+
+static struct kvp_score_request score_request(
+	const struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track)
+{
+	struct kvp_score_request r = {.weights = s->set.weights,
+		.role = q->role,
+		.isl_tok = s->prompt.isl_tok,
+		.block_size = s->part.block_size,
+		.track = track,
+		.has_preferred = q->preferred_cnt ? KVP_YES : KVP_NO};
+	if (!isnan(q->override.overlap_score_credit))
+		r.weights.overlap_score_credit = q->override.overlap_score_credit;
+	if (!isnan(q->override.prefill_load_scale))
+		r.weights.prefill_load_scale = q->override.prefill_load_scale;
+	if (!isnan(q->override.temperature))
+		r.weights.temperature = q->override.temperature;
+	if (!isnan(q->override.shared_cache_multiplier))
+		r.weights.shared_multiplier = q->override.shared_cache_multiplier;
+	return r;
+}
+
+int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track,
+	uint32_t *chosen)
+{
+	struct filters f;
+	const uint64_t *taint = s->scratch_taint.ptr;
+	uint32_t n = 0;
+	int status = prepare_filters(s, q, &f);
+	if (status)
+		return status;
+	for (uint32_t i = 0; i < s->rank_cnt; i++) {
+		const struct kvp_sel_rank *r = &s->rank[i];
+		const uint64_t *own = taint + r->taint_off;
+		if (kvp_score_eligible(&f.ask, r->worker_id, r->dp_rank, own, r->taint_cnt) != KVP_ELIGIBLE)
+			continue;
+		s->cand_rank[n] = i;
+		s->cand[n++] = (struct kvp_score_rank){.dev_blk = r->dev_blk,
+			.additional_blk = r->additional_blk,
+			.active_prefill_tok = r->load.prefill_tok,
+			.active_blk = kvp_load_blocks(&r->load),
+			.active_requests = r->load.requests,
+			.taint_multiplier =
+				q->preferred_cnt ? preference(q, f.preferred, own, r->taint_cnt) : 1.0};
+	}
+	if (n == 0)
+		return kvp_sel_fail(s, 503, "no endpoints available to route work");
+	struct kvp_score_request r = score_request(s, q, track);
+	kvp_score_all(&r, s->cand, n);
+	*chosen = s->cand_rank[kvp_score_pick(&r, s->cand, n, &s->rng)];
+	return 0;
+}
+
+uint64_t kvp_sel_effective_prefill(const struct kvp_selection *s, uint32_t i)
+{
+	uint64_t cached = kvp_score_cached_tok(&s->set.weights, s->part.block_size, s->rank[i].dev_blk, 0, 0);
+	return kvp_score_effective_prefill(s->prompt.isl_tok, cached);
+}

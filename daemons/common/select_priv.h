@@ -1,0 +1,97 @@
+/* daemons/common/select_priv.h — what the files of the selection flow share. */
+#ifndef KVP_SELECT_PRIV_H
+#define KVP_SELECT_PRIV_H
+
+#include "daemons/common/select.h"
+#include "shm/active.h"
+
+#define KVP_SELECT_ERR_MAX 8192
+
+/* A growing scratch array; growing keeps no contents. */
+struct kvp_scratch {
+	void *ptr;
+	size_t bytes;
+};
+
+/* The normalised prompt of the current call. */
+struct kvp_sel_prompt {
+	struct kvp_hasher hasher; /* token form only */
+	enum kvp_prompt_form form;
+	const uint64_t *local; /* local block hashes; token form: scratch, filled as far as local_cnt */
+	uint32_t local_cnt;
+	uint32_t blk_cnt;    /* blocks to look up */
+	const uint64_t *seq; /* tracking hashes */
+	uint32_t seq_cnt;
+	uint64_t isl_tok;
+};
+
+/* One schedulable rank of the partition as the current call sees it; parallel to the score candidates. */
+struct kvp_sel_rank {
+	uint64_t worker_id;
+	uint32_t dp_rank, rank_slot, rank_gen, worker_idx;
+	uint32_t index_slot, index_gen;
+	uint32_t dev_blk;	       /* cached device blocks of the prompt */
+	uint32_t additional_blk;       /* blocks that the prompt would newly activate */
+	uint32_t taint_off, taint_cnt; /* in scratch_taint */
+	uint64_t total_kv_blocks;
+	struct kvp_load load;
+};
+
+struct kvp_selection {
+	struct kvp_region *region;
+	struct kvp_ctr_column_shm *ctr;
+	kvp_owner owner;
+	struct kvp_select_settings set;
+	struct kvp_rng rng;
+	struct kvp_radix_match match;
+	struct kvp_sel_prompt prompt;
+	struct kvp_part_fixed part;
+	uint32_t part_idx;
+	uint32_t rank_cnt;
+	struct kvp_sel_rank *rank;   /* in scratch_rank */
+	struct kvp_score_rank *cand; /* eligible ranks, in scratch_cand */
+	uint32_t *cand_rank;	     /* index into rank of each, in scratch_cand_rank */
+	struct kvp_scratch scratch_rank, scratch_cand, scratch_local, scratch_seq, scratch_taint, scratch_dp,
+		scratch_filter, scratch_cand_rank;
+	struct kvp_cat_worker_info worker; /* of the chosen worker */
+	char id[KVP_SELECTION_ID_MAX];	   /* generated id */
+	char err[KVP_SELECT_ERR_MAX];
+};
+
+/* kvp_sel_fail formats the error text and returns status. */
+int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* kvp_sel_scratch makes room for n elements; NULL without memory. */
+void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes);
+
+enum kvp_prompt_use {
+	KVP_PROMPT_USE_SELECT,	/* select, select_and_reserve: everything needed, isl > 0 */
+	KVP_PROMPT_USE_INSPECT, /* potential_loads, overlap_scores: an empty token list is fine */
+	KVP_PROMPT_USE_RESERVE	/* explicit reservation: tracking hashes and length only */
+};
+
+/* kvp_sel_prompt_begin checks a prompt and prepares hashing; 0, or an HTTP status with text. Token hashes are
+ * made when the walk asks for them. kvp_sel_prompt_finish hashes what the walk did not need and makes the
+ * tracking hashes: 0, or 500 without memory. */
+int kvp_sel_prompt_begin(struct kvp_selection *s, const struct kvp_prompt *p, enum kvp_prompt_use use);
+int kvp_sel_prompt_finish(struct kvp_selection *s, enum kvp_tristate assume_reuse);
+
+/* kvp_sel_open_partition finds a partition and copies its schedulable ranks: 0, 500, or 503 with text.
+ * kvp_sel_look_up walks the tree for the prompt and fills dev_blk. kvp_sel_read_loads fills load and
+ * additional_blk. All work on s->rank. */
+int kvp_sel_open_partition(
+	struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model, struct kvp_str group);
+void kvp_sel_look_up(struct kvp_selection *s);
+void kvp_sel_read_loads(struct kvp_selection *s);
+
+/* kvp_sel_pick scores the eligible ranks and picks one: 0 and *chosen (index into s->rank), 400 pin outside the
+ * allow list, 500 without memory, 503 nothing eligible. kvp_sel_effective_prefill: prompt tokens that a rank
+ * would have to prefill. */
+int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track,
+	uint32_t *chosen);
+uint64_t kvp_sel_effective_prefill(const struct kvp_selection *s, uint32_t i);
+
+/* kvp_sel_prompt_more is the tree walk's request for more local hashes (struct kvp_radix_query). */
+uint32_t kvp_sel_prompt_more(void *ctx, struct kvp_radix_query *q);
+#endif

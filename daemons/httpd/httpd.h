@@ -1,0 +1,89 @@
+/* daemons/httpd/httpd.h — the Selection API process: what its files share.
+ *
+ * Shape      one event loop, one thread; struct kvp_httpd lives in main.
+ * Truth      the region. A worker command is kept in `pending` from the request until the indexer's reply.
+ * Crash      clients see their connections reset; reservations stay (they belong to the node); a claim or a
+ *            command cell that was under way is repaired by the sweep of this process's owner.
+ */
+#ifndef KVP_HTTPD_H
+#define KVP_HTTPD_H
+
+#include "daemons/common/boot.h"
+#include "daemons/common/config.h"
+#include "daemons/common/select.h"
+#include "daemons/common/request_body.h"
+#include <kvpick/clock.h>
+#include "ipc/http_server.h"
+#include "ipc/json_out.h"
+#include "ipc/loop.h"
+
+#define KVP_HTTPD_CMD_TIMEOUT_NS (10ull * 1000000000ull) /* wait for the indexer's answer */
+#define KVP_HTTPD_ROWS_MAX 65536
+
+/* A worker command that waits for the indexer. */
+struct kvp_httpd_cmd {
+	struct kvp_httpd_cmd *next;
+	struct kvp_http_req *req; /* NULL: the client has gone */
+	struct kvp_cmd_cell *cell;
+	uint64_t deadline_ns;
+};
+
+struct kvp_httpd {
+	struct kvp_boot boot;
+	struct kvp_loop *loop;
+	struct kvp_http_server *api, *metrics; /* metrics NULL: no port of its own */
+	struct kvp_selection *selection;
+	struct kvp_parse parse;
+	struct kvp_jw out;
+	struct kvp_httpd_cmd *pending;
+	struct kvp_watch wake, signals;
+	struct kvp_timer beat;
+	struct kvp_http_server_stat seen;    /* last statistics added to the counters */
+	struct kvp_load_row *load_row;	     /* KVP_HTTPD_ROWS_MAX */
+	struct kvp_overlap_row *overlap_row; /* KVP_HTTPD_ROWS_MAX */
+	char *record;			     /* KVP_CAT_RECORD_MAX */
+	int signal_fd;
+	int draining;
+};
+
+/* One call of the API: the request, and what its route extracted. */
+struct kvp_call {
+	struct kvp_httpd *h;
+	struct kvp_http_req *req;
+	char seg[KVP_SELECTION_ID_MAX + 1]; /* percent-decoded variable path segment */
+	size_t seg_len;
+};
+
+void kvp_httpd_request(void *ctx, struct kvp_http_req *r); /* routes.c: on_request of both servers */
+void kvp_httpd_abort(void *ctx, struct kvp_http_req *r);
+
+/* kvp_reply_json sends what h->out holds; kvp_reply_error {"error":text}; kvp_reply_ok {"status":"ok"}. */
+void kvp_reply_json(struct kvp_call *c, int status);
+void kvp_reply_error(struct kvp_call *c, int status, const char *text);
+void kvp_reply_ok(struct kvp_call *c);
+/* kvp_query_get decodes a query parameter into buf: 1 found, 0 absent, -1 malformed or too long. */
+int kvp_query_get(const struct kvp_http_req *r, const char *name, char *buf, size_t cap, size_t *len);
+/* kvp_percent_decode decodes n bytes; the length, or -1 when malformed or over cap. */
+long kvp_percent_decode(const char *in, size_t n, char *out, size_t cap);
+
+/* Routes by file: selection and lifecycle; worker catalogue; inspection. */
+void kvp_route_select(struct kvp_call *c);
+void kvp_route_select_and_reserve(struct kvp_call *c);
+void kvp_route_reserve(struct kvp_call *c);
+void kvp_route_prefill_complete(struct kvp_call *c);
+void kvp_route_output_block(struct kvp_call *c);
+void kvp_route_free(struct kvp_call *c);
+void kvp_route_potential_loads(struct kvp_call *c);
+void kvp_route_overlap_scores(struct kvp_call *c);
+void kvp_route_worker_post(struct kvp_call *c);
+void kvp_route_worker_patch(struct kvp_call *c);
+void kvp_route_worker_delete(struct kvp_call *c);
+void kvp_route_worker_list(struct kvp_call *c);
+void kvp_route_health(struct kvp_call *c);
+void kvp_route_ready(struct kvp_call *c);
+void kvp_route_loads(struct kvp_call *c);
+void kvp_route_metrics(struct kvp_call *c);
+
+/* kvp_httpd_poll_commands answers the requests whose command the indexer has answered; 1 if there was one. */
+int kvp_httpd_poll_commands(struct kvp_httpd *h);
+#endif

@@ -1,0 +1,182 @@
+#include "daemons/httpd/httpd.h"
+#include "daemons/common/apply_config.h"
+#include "daemons/common/log.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+void kvp_httpd_abort(void *ctx, struct kvp_http_req *r)
+{
+	struct kvp_httpd_cmd *p = r->user;
+	(void)ctx;
+	if (p)
+		p->req = NULL; /* the command goes on; its reply is thrown away */
+}
+
+static void on_wake(void *ctx, int fd)
+{
+	struct kvp_httpd *h = ctx;
+	(void)fd;
+	kvp_slot_awake(h->boot.slots);
+	kvp_httpd_poll_commands(h);
+}
+
+/* before_sleep: replies of the indexer must not be missed between the last look and the wait. */
+static int before_sleep(void *ctx)
+{
+	struct kvp_httpd *h = ctx;
+	if (!h->pending)
+		return 0;
+	kvp_slot_sleep(h->boot.slots);
+	return kvp_httpd_poll_commands(h);
+}
+
+static void on_drained(void *ctx)
+{
+	struct kvp_httpd *h = ctx;
+	kvp_loop_stop(h->loop);
+}
+
+static void on_signal(void *ctx, int fd)
+{
+	struct kvp_httpd *h = ctx;
+	struct signalfd_siginfo si;
+	if (read(fd, &si, sizeof(si)) != (ssize_t)sizeof(si) || h->draining)
+		return;
+	h->draining = 1;
+	kvp_boot_control(&h->boot, KVP_CTL_DRAIN);
+	kvp_http_server_drain(h->api, on_drained, h);
+}
+
+/* count_http adds what the server counted since the last time. */
+static void count_http(struct kvp_httpd *h)
+{
+	struct kvp_http_server_stat now = *kvp_http_server_stat(h->api);
+	struct kvp_ctr_column_shm *c = h->boot.ctr;
+	kvp_ctr_add(c, KVP_CTR_HTTP_ACCEPTED, now.accepted - h->seen.accepted);
+	kvp_ctr_add(c, KVP_CTR_HTTP_REFUSED, now.refused - h->seen.refused);
+	kvp_ctr_add(c, KVP_CTR_HTTP_REQUESTS, now.requests - h->seen.requests);
+	kvp_ctr_add(c, KVP_CTR_HTTP_BAD, now.bad - h->seen.bad);
+	kvp_ctr_add(c, KVP_CTR_HTTP_OVER_LIMIT, now.over_limit - h->seen.over_limit);
+	kvp_ctr_add(c, KVP_CTR_HTTP_TIMEOUT, now.timeouts - h->seen.timeouts);
+	kvp_ctr_add(c, KVP_CTR_HTTP_ABORTED, now.aborted - h->seen.aborted);
+	kvp_ctr_set(c, KVP_CTR_HTTP_OPEN, now.open);
+	h->seen = now;
+}
+
+static void on_beat(void *ctx, struct kvp_timer *t)
+{
+	struct kvp_httpd *h = ctx;
+	struct kvp_loop_stat st;
+	uint64_t now_ns = kvp_loop_now_ns(h->loop);
+	kvp_slot_beat(h->boot.slots, h->boot.slot, now_ns / 1000000);
+	kvp_loop_stat_take(h->loop, &st);
+	kvp_ctr_max(h->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
+	count_http(h);
+	kvp_httpd_poll_commands(h);
+	kvp_timer_set(h->loop, t, now_ns + h->boot.config->slot_beat_ms * 1000000, on_beat, h);
+}
+
+static int open_server(struct kvp_httpd *h, uint16_t port, struct kvp_http_server **out)
+{
+	const struct kvp_config *cfg = h->boot.config;
+	struct kvp_http_server_cfg sc;
+	memset(&sc, 0, sizeof(sc));
+	sc.ip = cfg->bind;
+	sc.port = port;
+	sc.listen_flags = KVP_LISTEN_REUSEPORT;
+	sc.max_connections = (uint32_t)cfg->http_max_connections;
+	sc.read_timeout_ms = (uint32_t)cfg->http_read_timeout_ms;
+	sc.idle_timeout_ms = (uint32_t)cfg->http_idle_timeout_ms;
+	sc.on_request = kvp_httpd_request;
+	sc.on_abort = kvp_httpd_abort;
+	sc.ctx = h;
+	int rc = kvp_http_server_open(h->loop, &sc, out);
+	if (rc)
+		KVP_LOG_E("httpd.listen", "ip=%s port=%u error=%s errno=%s", cfg->bind, port,
+			kvp_strerror(rc), strerror(errno));
+	return rc;
+}
+
+static int open_signals(struct kvp_httpd *h)
+{
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	h->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (h->signal_fd < 0)
+		return KVP_ERR_SYS;
+	return kvp_loop_watch_fd(h->loop, &h->signals, h->signal_fd, on_signal, h);
+}
+
+static int open_all(struct kvp_httpd *h)
+{
+	struct kvp_select_settings set;
+	kvp_select_from_config(&set, h->boot.config);
+	h->load_row = calloc(KVP_HTTPD_ROWS_MAX, sizeof(*h->load_row));
+	h->overlap_row = calloc(KVP_HTTPD_ROWS_MAX, sizeof(*h->overlap_row));
+	h->record = malloc(KVP_CAT_RECORD_MAX);
+	if (!h->load_row || !h->overlap_row || !h->record || kvp_parse_open(&h->parse))
+		return KVP_ERR_SYS;
+	kvp_jw_init(&h->out);
+	h->selection = kvp_select_open(h->boot.region, h->boot.owner, h->boot.ctr, &set);
+	if (!h->selection)
+		return KVP_ERR_SYS;
+	int rc = kvp_loop_open(&h->loop, 0);
+	rc = rc ? rc : open_signals(h);
+	rc = rc ? rc : kvp_loop_watch_fd(h->loop, &h->wake, h->boot.wake_fd, on_wake, h);
+	if (rc)
+		return rc;
+	kvp_loop_before_sleep(h->loop, before_sleep, h);
+	rc = open_server(h, h->boot.config->eff.api_port, &h->api);
+	if (!rc && h->boot.config->eff.metrics_port)
+		rc = open_server(h, h->boot.config->eff.metrics_port, &h->metrics);
+	return rc;
+}
+
+static void close_all(struct kvp_httpd *h)
+{
+	kvp_http_server_close(h->api);
+	kvp_http_server_close(h->metrics);
+	kvp_loop_close(h->loop);
+	kvp_selection_close(h->selection);
+	kvp_parse_close(&h->parse);
+	kvp_jw_free(&h->out);
+	while (h->pending) {
+		struct kvp_httpd_cmd *p = h->pending;
+		h->pending = p->next;
+		kvp_cmd_end(&h->boot.region->cmd, p->cell);
+		free(p);
+	}
+	free(h->load_row);
+	free(h->overlap_row);
+	free(h->record);
+}
+
+int main(int argc, char **argv)
+{
+	static struct kvp_httpd h;
+	int rc = kvp_boot_child(argc, argv, KVP_ROLE_HTTPD, &h.boot);
+	if (rc)
+		return kvp_boot_exit(rc);
+	kvp_config_log_setup(h.boot.config, "httpd", (int)h.boot.instance);
+	kvp_ctr_add(h.boot.ctr, KVP_CTR_PROC_STARTED, 1);
+	rc = open_all(&h);
+	if (rc) {
+		KVP_LOG_E("httpd.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));
+		return errno == EADDRINUSE || errno == EADDRNOTAVAIL ? KVP_EXIT_CONFIG : KVP_EXIT_AGAIN;
+	}
+	on_beat(&h, &h.beat);
+	kvp_boot_control(&h.boot, KVP_CTL_RUN);
+	KVP_LOG_I("httpd.run", "port=%u", kvp_http_server_port(h.api));
+	rc = kvp_loop_run(h.loop);
+	close_all(&h);
+	return rc ? KVP_EXIT_AGAIN : KVP_EXIT_OK;
+}

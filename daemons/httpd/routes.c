@@ -1,0 +1,206 @@
+#include "daemons/httpd/httpd.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+enum body_rule { NO_BODY, JSON_BODY };
+
+/* One row a method and path. `*` stands for the one variable segment. The first matching path decides between
+ * 404 and 405. */
+struct route {
+	enum kvp_http_method method;
+	const char *path;
+	enum body_rule body;
+	void (*run)(struct kvp_call *c);
+};
+
+static const struct route route[] = {
+	{KVP_HTTP_POST, "/select_and_reserve", JSON_BODY, kvp_route_select_and_reserve},
+	{KVP_HTTP_POST, "/select", JSON_BODY, kvp_route_select},
+	{KVP_HTTP_POST, "/reservations", JSON_BODY, kvp_route_reserve},
+	{KVP_HTTP_POST, "/reservations/*/prefill_complete", NO_BODY, kvp_route_prefill_complete},
+	{KVP_HTTP_POST, "/reservations/*/output_block", JSON_BODY, kvp_route_output_block},
+	{KVP_HTTP_DELETE, "/reservations/*", NO_BODY, kvp_route_free},
+	{KVP_HTTP_POST, "/potential_loads", JSON_BODY, kvp_route_potential_loads},
+	{KVP_HTTP_POST, "/overlap_scores", JSON_BODY, kvp_route_overlap_scores},
+	{KVP_HTTP_GET, "/loads", NO_BODY, kvp_route_loads},
+	{KVP_HTTP_POST, "/workers", JSON_BODY, kvp_route_worker_post},
+	{KVP_HTTP_GET, "/workers", NO_BODY, kvp_route_worker_list},
+	{KVP_HTTP_PATCH, "/workers/*", JSON_BODY, kvp_route_worker_patch},
+	{KVP_HTTP_DELETE, "/workers/*", NO_BODY, kvp_route_worker_delete},
+	{KVP_HTTP_GET, "/health", NO_BODY, kvp_route_health},
+	{KVP_HTTP_GET, "/ready", NO_BODY, kvp_route_ready},
+	{KVP_HTTP_GET, "/metrics", NO_BODY, kvp_route_metrics},
+};
+#define ROUTE_CNT (sizeof(route) / sizeof(route[0]))
+
+void kvp_reply_json(struct kvp_call *c, int status)
+{
+	struct kvp_jw *w = &c->h->out;
+	if (kvp_jw_done(w) != KVP_OK) {
+		static const char text[] = "{\"error\":\"out of memory\"}";
+		kvp_http_reply(c->req, 500, "application/json", text, sizeof(text) - 1);
+		return;
+	}
+	kvp_http_reply(c->req, status, "application/json", w->buf, w->len);
+}
+
+void kvp_reply_error(struct kvp_call *c, int status, const char *text)
+{
+	struct kvp_jw *w = &c->h->out;
+	kvp_ctr_add(c->h->boot.ctr, status >= 500 ? KVP_CTR_HTTP_SERVER_ERROR : KVP_CTR_HTTP_CLIENT_ERROR, 1);
+	kvp_jw_reset(w);
+	kvp_jw_obj(w);
+	kvp_jw_kstr(w, "error", text);
+	kvp_jw_end(w);
+	kvp_reply_json(c, status);
+}
+
+void kvp_reply_ok(struct kvp_call *c)
+{
+	static const char text[] = "{\"status\":\"ok\"}";
+	kvp_http_reply(c->req, 200, "application/json", text, sizeof(text) - 1);
+}
+
+static int hex_digit(char ch)
+{
+	if (ch >= '0' && ch <= '9')
+		return ch - '0';
+	ch = (char)tolower((unsigned char)ch);
+	return ch >= 'a' && ch <= 'f' ? ch - 'a' + 10 : -1;
+}
+
+long kvp_percent_decode(const char *in, size_t n, char *out, size_t cap)
+{
+	size_t len = 0;
+	for (size_t i = 0; i < n; i++) {
+		char ch = in[i];
+		if (ch == '%') {
+			int hi = i + 2 < n ? hex_digit(in[i + 1]) : -1;
+			int lo = i + 2 < n ? hex_digit(in[i + 2]) : -1;
+			if (hi < 0 || lo < 0)
+				return -1;
+			ch = (char)(hi * 16 + lo);
+			i += 2;
+		}
+		if (len == cap)
+			return -1;
+		out[len++] = ch;
+	}
+	return (long)len;
+}
+
+int kvp_query_get(const struct kvp_http_req *r, const char *name, char *buf, size_t cap, size_t *len)
+{
+	const char *p = r->query, *end = p ? p + r->query_len : NULL;
+	size_t want = strlen(name);
+	int found = 0;
+	while (p && p < end) {
+		const char *amp = memchr(p, '&', (size_t)(end - p));
+		const char *stop = amp ? amp : end;
+		const char *eq = memchr(p, '=', (size_t)(stop - p));
+		size_t key = (size_t)((eq ? eq : stop) - p);
+		if (key == want && memcmp(p, name, want) == 0) {
+			const char *val = eq ? eq + 1 : stop;
+			long n = kvp_percent_decode(val, (size_t)(stop - val), buf, cap);
+			if (n < 0 || found)
+				return -1;
+			*len = (size_t)n;
+			found = 1;
+		}
+		p = amp ? amp + 1 : end;
+	}
+	return found;
+}
+
+/* match compares a request path with a pattern; the bytes under `*` go to seg. */
+static int match(const char *pattern, const char *path, size_t len, const char **seg, size_t *seg_len)
+{
+	size_t i = 0;
+	for (; *pattern; pattern++) {
+		if (*pattern != '*') {
+			if (i >= len || path[i++] != *pattern)
+				return 0;
+			continue;
+		}
+		*seg = path + i;
+		while (i < len && path[i] != '/')
+			i++;
+		*seg_len = (size_t)(path + i - *seg);
+		if (*seg_len == 0)
+			return 0;
+	}
+	return i == len;
+}
+
+static int is_json(const struct kvp_http_req *r)
+{
+	static const char app[] = "application/";
+	const char *t = r->content_type;
+	size_t n = r->content_type_len;
+	if (!t)
+		return 0;
+	const char *semi = memchr(t, ';', n);
+	n = semi ? (size_t)(semi - t) : n;
+	while (n && (t[n - 1] == ' ' || t[n - 1] == '\t'))
+		n--;
+	if (n < sizeof(app) - 1 || strncasecmp(t, app, sizeof(app) - 1) != 0)
+		return 0;
+	t += sizeof(app) - 1;
+	n -= sizeof(app) - 1;
+	return (n == 4 && strncasecmp(t, "json", 4) == 0) ||
+	       (n > 5 && strncasecmp(t + n - 5, "+json", 5) == 0);
+}
+
+static void dispatch(struct kvp_call *c, const struct route *rt, const char *seg, size_t seg_len)
+{
+	if (seg) {
+		long n = kvp_percent_decode(seg, seg_len, c->seg, KVP_SELECTION_ID_MAX);
+		if (n < 0) {
+			kvp_reply_error(c, 400, "path segment is malformed or longer than 4096 bytes");
+			return;
+		}
+		c->seg_len = (size_t)n;
+		c->seg[n] = 0;
+	}
+	if (rt->body == JSON_BODY) {
+		if (!is_json(c->req)) {
+			kvp_reply_error(c, 415, "Content-Type must be application/json");
+			return;
+		}
+		if (rt->run != kvp_route_worker_post && rt->run != kvp_route_worker_patch) {
+			int status = kvp_parse_body(&c->h->parse, c->req->body, c->req->body_len);
+			if (status) {
+				kvp_reply_error(c, status, c->h->parse.err);
+				return;
+			}
+		}
+	}
+	rt->run(c);
+}
+
+void kvp_httpd_request(void *ctx, struct kvp_http_req *r)
+{
+	struct kvp_httpd *h = ctx;
+	struct kvp_call c = {.h = h, .req = r};
+	int known = 0;
+	uint64_t start_ns = kvp_loop_now_ns(h->loop);
+	for (size_t i = 0; i < ROUTE_CNT; i++) {
+		const char *seg = NULL;
+		size_t seg_len = 0;
+		if (!match(route[i].path, r->path, r->path_len, &seg, &seg_len))
+			continue;
+		known = 1;
+		if (route[i].method != r->method)
+			continue;
+		dispatch(&c, &route[i], seg, seg_len);
+		kvp_hist_add(h->boot.ctr, KVP_HIST_HTTP_NS, kvp_clock_mono_ns() - start_ns);
+		return;
+	}
+	if (known)
+		kvp_reply_error(&c, 405, "method not allowed");
+	else
+		kvp_reply_error(&c, 404, "route not found");
+}

@@ -1,0 +1,337 @@
+#include "daemons/httpd/httpd.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static void key_str(struct kvp_jw *w, const char *key, struct kvp_str s)
+{
+	kvp_jw_key(w, key);
+	kvp_jw_strn(w, s.ptr ? s.ptr : "", s.ptr ? s.len : 0);
+}
+
+static void write_overlap(struct kvp_jw *w, const struct kvp_overlap_summary *o)
+{
+	char rank[16];
+	kvp_jw_key(w, "overlap");
+	kvp_jw_obj(w);
+	kvp_jw_ku64(w, "longest_matched", o->longest_matched_tok);
+	kvp_jw_ku64(w, "gpu", o->gpu_tok);
+	kvp_jw_key(w, "dp");
+	kvp_jw_obj(w);
+	for (uint32_t i = 0; i < o->dp_cnt; i++) {
+		snprintf(rank, sizeof(rank), "%" PRIu32, o->dp_rank[i]);
+		kvp_jw_ku64(w, rank, o->dp_tok[i]);
+	}
+	kvp_jw_end(w);
+	kvp_jw_ku64(w, "cpu", o->cpu_tok);
+	kvp_jw_ku64(w, "disk", o->disk_tok);
+	kvp_jw_end(w);
+}
+
+enum booked { NOT_BOOKED, BOOKED };
+
+static void write_selection(struct kvp_jw *w, const struct kvp_select_request *q,
+	const struct kvp_select_answer *a, enum booked booked)
+{
+	kvp_jw_reset(w);
+	kvp_jw_obj(w);
+	if (a->selection_id.ptr)
+		key_str(w, "selection_id", a->selection_id);
+	if (booked == BOOKED) {
+		kvp_jw_key(w, "sequence_hashes");
+		kvp_jw_arr(w);
+		for (uint32_t i = 0; i < a->seq_cnt; i++)
+			kvp_jw_i64(w, (int64_t)a->seq_hash[i]);
+		kvp_jw_end(w);
+		kvp_jw_ku64(w, "isl_tokens", a->isl_tok);
+		kvp_jw_kbool(w, "track_prefill_tokens", a->track_prefill_tokens == KVP_YES);
+	}
+	key_str(w, "model_name", q->model);
+	key_str(w, "routing_group", q->group);
+	kvp_jw_ku64(w, "worker_id", a->worker_id);
+	kvp_jw_ku64(w, "dp_rank", a->dp_rank);
+	kvp_jw_kstr(w, "endpoint", a->endpoint);
+	kvp_jw_ku64(w, "block_size", a->block_size);
+	write_overlap(w, &a->overlap);
+	kvp_jw_ku64(w, "effective_prefill_tokens", a->effective_prefill_tok);
+	kvp_jw_ku64(w, "potential_decode_blocks", a->potential_decode_blk);
+	if (a->decode_busy != KVP_UNSET)
+		kvp_jw_kbool(w, "decode_busy", a->decode_busy == KVP_YES);
+	kvp_jw_end(w);
+}
+
+static int refuse_when_draining(struct kvp_call *c)
+{
+	if (!c->h->draining)
+		return 0;
+	kvp_reply_error(c, 503, "selection service is shutting down");
+	return 1;
+}
+
+static void select_any(struct kvp_call *c, enum booked booked)
+{
+	struct kvp_httpd *h = c->h;
+	struct kvp_select_request q;
+	struct kvp_select_answer a;
+	int status = kvp_parse_select(&h->parse, &q);
+	if (status) {
+		kvp_reply_error(c, status, h->parse.err);
+		return;
+	}
+	if (refuse_when_draining(c))
+		return;
+	status = booked == BOOKED ? kvp_selection_select_and_reserve(h->selection, &q, &a)
+				  : kvp_selection_select(h->selection, &q, &a);
+	if (status != 200) {
+		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		return;
+	}
+	write_selection(&h->out, &q, &a, booked);
+	kvp_reply_json(c, 200);
+}
+
+void kvp_route_select(struct kvp_call *c)
+{
+	select_any(c, NOT_BOOKED);
+}
+
+void kvp_route_select_and_reserve(struct kvp_call *c)
+{
+	select_any(c, BOOKED);
+}
+
+void kvp_route_reserve(struct kvp_call *c)
+{
+	struct kvp_httpd *h = c->h;
+	struct kvp_reserve_request q;
+	struct kvp_select_answer a;
+	enum kvp_tristate has_worker;
+	int status = kvp_parse_reserve(&h->parse, &q, &has_worker);
+	if (status) {
+		kvp_reply_error(c, status, h->parse.err);
+		return;
+	}
+	if (refuse_when_draining(c))
+		return;
+	if (has_worker != KVP_YES) {
+		char text[512];
+		snprintf(text, sizeof(text),
+			"no pending selection %.*s for model=%.*s routing_group=%.*s (expired, already used, "
+			"or "
+			"never selected)",
+			(int)(q.selection_id.len > 128 ? 128 : q.selection_id.len), q.selection_id.ptr,
+			(int)(q.model.len > 100 ? 100 : q.model.len), q.model.ptr,
+			(int)(q.group.len > 100 ? 100 : q.group.len), q.group.ptr);
+		kvp_reply_error(c, 404, text);
+		return;
+	}
+	status = kvp_selection_reserve(h->selection, &q, &a);
+	if (status != 201) {
+		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		return;
+	}
+	struct kvp_jw *w = &h->out;
+	kvp_jw_reset(w);
+	kvp_jw_obj(w);
+	key_str(w, "selection_id", q.selection_id);
+	key_str(w, "model_name", q.model);
+	key_str(w, "routing_group", q.group);
+	kvp_jw_ku64(w, "worker_id", a.worker_id);
+	kvp_jw_ku64(w, "dp_rank", a.dp_rank);
+	kvp_jw_kstr(w, "endpoint", a.endpoint);
+	kvp_jw_end(w);
+	kvp_reply_json(c, 201);
+}
+
+static void finish_lifecycle(struct kvp_call *c, int status)
+{
+	if (status == 200)
+		kvp_reply_ok(c);
+	else
+		kvp_reply_error(c, status, kvp_selection_error(c->h->selection));
+}
+
+void kvp_route_prefill_complete(struct kvp_call *c)
+{
+	struct kvp_str id = {c->seg, c->seg_len};
+	finish_lifecycle(c, kvp_selection_prefill_complete(c->h->selection, id));
+}
+
+void kvp_route_output_block(struct kvp_call *c)
+{
+	struct kvp_str id = {c->seg, c->seg_len};
+	double fraction;
+	enum kvp_tristate has;
+	int status = kvp_parse_output_block(&c->h->parse, &fraction, &has);
+	if (status) {
+		kvp_reply_error(c, status, c->h->parse.err);
+		return;
+	}
+	finish_lifecycle(
+		c, kvp_selection_output_block(c->h->selection, id, has == KVP_YES ? &fraction : NULL));
+}
+
+void kvp_route_free(struct kvp_call *c)
+{
+	struct kvp_str id = {c->seg, c->seg_len};
+	finish_lifecycle(c, kvp_selection_free(c->h->selection, id));
+}
+
+static void write_load_rows(struct kvp_jw *w, const struct kvp_load_row *row, uint32_t cnt)
+{
+	kvp_jw_arr(w);
+	for (uint32_t i = 0; i < cnt; i++) {
+		kvp_jw_obj(w);
+		kvp_jw_ku64(w, "worker_id", row[i].worker_id);
+		kvp_jw_ku64(w, "dp_rank", row[i].dp_rank);
+		kvp_jw_ku64(w, "potential_prefill_tokens", row[i].prefill_tok);
+		kvp_jw_ku64(w, "potential_decode_blocks", row[i].decode_blk);
+		kvp_jw_ku64(w, "active_requests", row[i].active_requests);
+		kvp_jw_end(w);
+	}
+	kvp_jw_end(w);
+}
+
+void kvp_route_potential_loads(struct kvp_call *c)
+{
+	struct kvp_httpd *h = c->h;
+	struct kvp_select_request q;
+	uint32_t cnt = 0;
+	int status = kvp_parse_select(&h->parse, &q);
+	if (status) {
+		kvp_reply_error(c, status, h->parse.err);
+		return;
+	}
+	status = kvp_selection_potential_loads(h->selection, &q, h->load_row, KVP_HTTPD_ROWS_MAX, &cnt);
+	if (status != 200) {
+		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		return;
+	}
+	kvp_jw_reset(&h->out);
+	write_load_rows(&h->out, h->load_row, cnt);
+	kvp_reply_json(c, 200);
+}
+
+/* loads_of writes one partition's element of GET /loads. */
+static void loads_of(struct kvp_httpd *h, const struct kvp_part_info *info)
+{
+	struct kvp_jw *w = &h->out;
+	struct kvp_str model = {info->model, info->model_len}, group = {info->group, info->group_len};
+	uint32_t cnt = 0;
+	kvp_selection_loads(h->selection, info->role, model, group, h->load_row, KVP_HTTPD_ROWS_MAX, &cnt);
+	kvp_jw_obj(w);
+	key_str(w, "model_name", model);
+	key_str(w, "routing_group", group);
+	kvp_jw_key(w, "loads");
+	write_load_rows(w, h->load_row, cnt);
+	kvp_jw_ku64(w, "pending_count", 0);
+	kvp_jw_ku64(w, "pending_isl_tokens", 0);
+	kvp_jw_end(w);
+}
+
+static int by_name(const struct kvp_part_info *a, const struct kvp_part_info *b)
+{
+	int d = strcmp(a->model, b->model);
+	return d ? d : strcmp(a->group, b->group);
+}
+
+void kvp_route_loads(struct kvp_call *c)
+{
+	struct kvp_httpd *h = c->h;
+	char model[KVP_NAME_MAX + 1], group[KVP_NAME_MAX + 1];
+	size_t mlen = 0, glen = 0;
+	int by_model = kvp_query_get(c->req, "model_name", model, KVP_NAME_MAX, &mlen);
+	int by_group = kvp_query_get(c->req, "routing_group", group, KVP_NAME_MAX, &glen);
+	if (by_model < 0 || by_group < 0) {
+		kvp_reply_error(c, 400, "query string is malformed");
+		return;
+	}
+	const struct kvp_cat *cat = &h->boot.region->cat;
+	uint32_t cnt = kvp_cat_part_cnt(cat);
+	struct kvp_part_info last, best, info;
+	int have_last = 0;
+	kvp_jw_reset(&h->out);
+	kvp_jw_arr(&h->out);
+	/* Names in order without a table of them: each turn picks the smallest name above the last one. */
+	for (;;) {
+		int have_best = 0;
+		for (uint32_t i = 0; i < cnt; i++) {
+			if (kvp_cat_part_info(cat, i, &info) || info.role != KVP_PART_AGGREGATED)
+				continue;
+			if (by_model && (info.model_len != mlen || memcmp(info.model, model, mlen) != 0))
+				continue;
+			if (by_group && (info.group_len != glen || memcmp(info.group, group, glen) != 0))
+				continue;
+			if (have_last && by_name(&info, &last) <= 0)
+				continue;
+			if (!have_best || by_name(&info, &best) < 0)
+				best = info;
+			have_best = 1;
+		}
+		if (!have_best)
+			break;
+		loads_of(h, &best);
+		last = best;
+		have_last = 1;
+	}
+	kvp_jw_end(&h->out);
+	kvp_reply_json(c, 200);
+}
+
+static void write_overlap_row(struct kvp_jw *w, const struct kvp_overlap_row *r)
+{
+	kvp_jw_obj(w);
+	kvp_jw_ku64(w, "worker_id", r->worker_id);
+	kvp_jw_ku64(w, "dp_rank", r->dp_rank);
+	kvp_jw_ku64(w, "device_blocks", r->device_blk);
+	kvp_jw_ku64(w, "host_pinned_blocks", (uint64_t)r->device_blk + r->host_ext_blk);
+	kvp_jw_ku64(w, "disk_blocks", (uint64_t)r->device_blk + r->host_ext_blk + r->disk_ext_blk);
+	kvp_jw_ku64(w, "host_pinned_extension_blocks", r->host_ext_blk);
+	kvp_jw_ku64(w, "disk_extension_blocks", r->disk_ext_blk);
+	kvp_jw_key(w, "shared_beyond_device_blocks");
+	kvp_jw_null(w);
+	kvp_jw_key(w, "router_credit_blocks");
+	kvp_jw_f64(w, r->router_credit_blk);
+	kvp_jw_end(w);
+}
+
+void kvp_route_overlap_scores(struct kvp_call *c)
+{
+	struct kvp_httpd *h = c->h;
+	struct kvp_jw *w = &h->out;
+	struct kvp_select_request q;
+	uint32_t cnt = 0, block_size = 0, num_blk = 0;
+	int status = kvp_parse_select(&h->parse, &q);
+	if (status) {
+		kvp_reply_error(c, status, h->parse.err);
+		return;
+	}
+	status = kvp_selection_overlap_scores(
+		h->selection, &q, h->overlap_row, KVP_HTTPD_ROWS_MAX, &cnt, &block_size, &num_blk);
+	if (status != 200) {
+		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		return;
+	}
+	kvp_jw_reset(w);
+	kvp_jw_obj(w);
+	kvp_jw_ku64(w, "block_size", block_size);
+	kvp_jw_ku64(w, "num_blocks", num_blk);
+	kvp_jw_key(w, "workers");
+	kvp_jw_arr(w);
+	for (uint32_t i = 0; i < cnt; i++)
+		write_overlap_row(w, &h->overlap_row[i]);
+	kvp_jw_end(w);
+	kvp_jw_key(w, "shared_cache");
+	kvp_jw_obj(w);
+	kvp_jw_kbool(w, "enabled", 0);
+	kvp_jw_ku64(w, "total_hit_blocks", 0);
+	kvp_jw_key(w, "ranges");
+	kvp_jw_arr(w);
+	kvp_jw_end(w);
+	kvp_jw_key(w, "error");
+	kvp_jw_null(w);
+	kvp_jw_end(w);
+	kvp_jw_end(w);
+	kvp_reply_json(c, 200);
+}

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""SIGKILL of every process of the node under load: it answers again within a second, no load is left when the
+clients have ended, kvpickctl check finds nothing."""
+import os
+import signal
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+from node import SLOW, Node, Tap, call, wait_for, worker
+
+tap = Tap()
+NO_EVENTS = {"DYN_ROUTER_USE_KV_EVENTS": "false"}
+
+
+class Client(threading.Thread):
+    """Books, reports and frees in a loop. A call whose answer was lost is retried as the API says: free the id,
+    404 is fine."""
+
+    def __init__(self, node, number, stop):
+        super().__init__(daemon=True)
+        self.node, self.number, self.stop, self.done, self.errors = node, number, stop, 0, []
+
+    def try_call(self, *args):
+        try:
+            return self.node.call(*args, timeout=5)[0]
+        except OSError:
+            return None
+
+    def run(self):
+        i = 0
+        while not self.stop.is_set():
+            i += 1
+            sid = f"c{self.number}-{i}"
+            status = self.try_call("POST", "/select_and_reserve", {
+                "selection_id": sid, "token_ids": [self.number] * 16 + list(range(i % 64, i % 64 + 16))})
+            if status == 200:
+                self.try_call("POST", f"/reservations/{sid}/prefill_complete")
+                self.done += 1
+            elif status not in (None, 503):
+                self.errors.append((sid, status))
+            while self.try_call("DELETE", f"/reservations/{sid}") not in (200, 404):
+                time.sleep(0.002)
+
+
+def total_load(node):
+    rows = [r for part in node.call("GET", "/loads")[1] for r in part["loads"]]
+    return [sum(r[k] for r in rows) for k in ("potential_prefill_tokens", "potential_decode_blocks",
+                                              "active_requests")]
+
+
+def answers(node):
+    try:
+        return call(node.port, "POST", "/select", {"token_ids": [1, 2, 3, 4]}, timeout=2)[0] == 200
+    except OSError:
+        return False
+
+
+def back_after(node, pid):
+    """Kills pid; seconds until 20 selections in a row succeed again."""
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    good = 0
+    while good < 20 and time.monotonic() - start < 30 * SLOW:
+        if answers(node):
+            good += 1
+        else:
+            good = 0
+            time.sleep(0.005)
+    return time.monotonic() - start if good == 20 else None
+
+
+def main():
+    with Node("--httpd-processes", "2", env=NO_EVENTS) as node:
+        for i in range(1, 5):
+            node.call("POST", "/workers", worker(i))
+        stop = threading.Event()
+        clients = [Client(node, n, stop) for n in range(4)]
+        for c in clients:
+            c.start()
+        for turn in range(2):
+            for role in ("kvpick-httpd", "kvpick-indexer"):
+                pids = wait_for(lambda r=role: node.children().get(r))
+                seconds = back_after(node, pids[0])
+                tap.ok(seconds is not None, f"turn {turn}: {role} killed, the service answers again", seconds)
+                print(f"# {role} killed: 20 selections in a row after {seconds} s")
+                want = 2 if role == "kvpick-httpd" else 1
+                tap.ok(wait_for(lambda: len(node.children().get(role, [])) == want), f"turn {turn}: {role} is back",
+                       node.children())
+        stop.set()
+        for c in clients:
+            c.join(30 * SLOW)
+        tap.ok(all(c.done > 10 for c in clients), "clients worked all the time", [c.done for c in clients])
+        tap.same([e for c in clients for e in c.errors], [], "no client saw an answer other than 200 or 503")
+        tap.ok(wait_for(lambda: total_load(node) == [0, 0, 0]), "no load is left", total_load(node))
+        tap.same(len(node.call("GET", "/workers")[1]), 4, "the catalogue has all workers")
+        code, text = node.ctl("check")
+        tap.ok(code == 0, "kvpickctl check finds no fault", text)
+    return tap.done()
+
+
+sys.exit(main())

@@ -1,0 +1,241 @@
+/* The selection flow over a whole region in one process: cache, load, ties, constraints, life of a booking. */
+#include "tests/lib/mini_node.h"
+#include "shm/sweep.h"
+#include "tests/tap.h"
+
+#include <math.h>
+#include <sys/wait.h>
+
+static struct mini_node node;
+static struct kvp_ctr_column_shm column;
+static uint32_t tok[256];
+
+static struct kvp_select_request request(uint32_t token_cnt)
+{
+	struct kvp_select_request q;
+	memset(&q, 0, sizeof(q));
+	q.model = q.group = (struct kvp_str){"default", 7};
+	q.prompt.form = KVP_PROMPT_TOKENS;
+	q.prompt.token = tok;
+	q.prompt.token_cnt = token_cnt;
+	q.prompt.eagle = KVP_UNSET;
+	q.override = (struct kvp_override){NAN, NAN, NAN, NAN, KVP_UNSET, KVP_UNSET};
+	return q;
+}
+
+static struct kvp_str str(const char *s)
+{
+	return (struct kvp_str){s, strlen(s)};
+}
+
+static void test_empty(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(0);
+	struct kvp_select_answer a;
+	is_u64(kvp_selection_select(s, &q, &a), 503, "no worker is 503, before the prompt is judged");
+	is_str(kvp_selection_error(s), "no schedulable workers are available", "and says so");
+}
+
+static void test_cache_wins(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(40);
+	struct kvp_select_answer a;
+	is_u64(mini_store(&node, 1, tok, 8), KVP_OK, "worker 2 rank 0 stores 8 blocks");
+	is_u64(kvp_selection_select(s, &q, &a), 200, "select");
+	is_u64(a.worker_id, 2, "the rank that holds the prefix is chosen");
+	is_u64(a.effective_prefill_tok, 8, "10 blocks of 4, 8 cached: 8 tokens left");
+	is_u64(a.overlap.gpu_tok, 32, "matched tokens");
+	ok(a.overlap.dp_cnt == 2 && a.overlap.dp_tok[0] == 32 && a.overlap.dp_tok[1] == 0,
+		"every rank of the worker is listed");
+	is_u64(a.potential_decode_blk, 10, "10 blocks would become active");
+	ok(a.decode_busy == KVP_UNSET, "no busy flag without a threshold");
+	is_str(a.endpoint, "http://w2:8000", "endpoint of the worker");
+	q.override.overlap_score_credit = 0;
+	is_u64(kvp_selection_select(s, &q, &a), 200, "with a credit of 0 for this request");
+	ok(a.worker_id != 2 || a.effective_prefill_tok == 8, "the cache does not attract");
+}
+
+static void test_lifecycle(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(40);
+	struct kvp_select_answer a;
+	struct kvp_load_row row[8];
+	uint32_t n;
+	double half = 0.5, bad = 1.5;
+	q.selection_id = str("a");
+	is_u64(kvp_selection_select_and_reserve(s, &q, &a), 200, "booked");
+	is_u64(a.seq_cnt, 10, "tracking hashes of all complete blocks");
+	is_u64(kvp_selection_loads(s, KVP_PART_AGGREGATED, q.model, q.group, row, 8, &n), 200, "loads");
+	ok(n == 4 && row[1].prefill_tok == 8 && row[1].decode_blk == 10 && row[1].active_requests == 1,
+		"its tokens, blocks and one request are on the chosen rank");
+	is_u64(kvp_selection_select_and_reserve(s, &q, &a), 409, "the id is taken");
+	ok(strstr(kvp_selection_error(s), "already reserved or being reserved") != NULL, "conflict text");
+	is_u64(kvp_selection_prefill_complete(s, str("a")), 200, "prefill complete");
+	is_u64(kvp_selection_prefill_complete(s, str("a")), 200, "again: no change");
+	is_u64(kvp_selection_output_block(s, str("zz"), &bad), 400, "a bad fraction comes before the id");
+	is_u64(kvp_selection_output_block(s, str("a"), &half), 200, "an output block with a fraction");
+	kvp_selection_loads(s, KVP_PART_AGGREGATED, q.model, q.group, row, 8, &n);
+	ok(row[1].prefill_tok == 0 && row[1].decode_blk == 6, "11 exclusive blocks at one half round to 6");
+	is_u64(kvp_selection_free(s, str("a")), 200, "free");
+	is_u64(kvp_selection_free(s, str("a")), 404, "exactly once");
+	kvp_selection_loads(s, KVP_PART_AGGREGATED, q.model, q.group, row, 8, &n);
+	ok(row[1].decode_blk == 0 && row[1].active_requests == 0, "no load is left");
+}
+
+static void test_generated_id(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(8);
+	struct kvp_select_answer a;
+	char id[64];
+	is_u64(kvp_selection_select_and_reserve(s, &q, &a), 200, "booked without an id");
+	ok(a.selection_id.len == 36 && a.selection_id.ptr[14] == '4', "a version 4 UUID is made");
+	memcpy(id, a.selection_id.ptr, 36);
+	is_u64(kvp_selection_free(s, (struct kvp_str){id, 36}), 200, "and frees the booking");
+}
+
+static void test_constraints(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(40);
+	struct kvp_select_answer a;
+	uint64_t one = 1, nobody = 9;
+	q.allowed_worker_id = &one;
+	q.allowed_cnt = 1;
+	ok(kvp_selection_select(s, &q, &a) == 200 && a.worker_id == 1, "allow list beats the cache");
+	q.has_pinned = KVP_YES;
+	q.pinned_worker_id = 2;
+	q.pinned_dp_rank = 1;
+	is_u64(kvp_selection_select(s, &q, &a), 400, "a pin outside the allow list is an argument error");
+	q.allowed_worker_id = NULL;
+	ok(kvp_selection_select(s, &q, &a) == 200 && a.worker_id == 2 && a.dp_rank == 1, "a pin is obeyed");
+	q.pinned_dp_rank = 7;
+	is_u64(kvp_selection_select(s, &q, &a), 503, "an unknown rank has no candidate");
+	q.has_pinned = KVP_NO;
+	q.allowed_worker_id = &nobody;
+	is_u64(kvp_selection_select(s, &q, &a), 503, "nobody allowed");
+	struct kvp_str taint = str("zone-a");
+	q.allowed_worker_id = NULL;
+	q.required_taint = &taint;
+	q.required_cnt = 1;
+	is_u64(kvp_selection_select(s, &q, &a), 503, "a taint that nobody carries");
+	q.required_cnt = 0;
+	q.selection_id = str("leak");
+	q.prompt.token_cnt = 0;
+	is_u64(kvp_selection_select_and_reserve(s, &q, &a), 400, "an empty prompt is refused");
+	q.prompt.token_cnt = 4;
+	is_u64(kvp_selection_select_and_reserve(s, &q, &a), 200, "and its id was given back");
+	is_u64(kvp_selection_free(s, q.selection_id), 200, "free");
+}
+
+static void test_ties(struct kvp_selection *s)
+{
+	uint32_t seen[4] = {0};
+	struct kvp_select_request q = request(4);
+	struct kvp_select_answer a;
+	tok[0] = 77777; /* nobody holds it */
+	for (int i = 0; i < 4000; i++)
+		if (kvp_selection_select(s, &q, &a) == 200)
+			seen[a.worker_id == 1 ? 0 : a.worker_id == 3 ? 3 : 1 + a.dp_rank]++;
+	for (int i = 0; i < 4; i++)
+		ok(seen[i] > 850 && seen[i] < 1150, "equal ranks share 4000 picks evenly: %u", seen[i]);
+	tok[0] = 0;
+}
+
+static void test_reserve(struct kvp_selection *s)
+{
+	struct kvp_reserve_request r;
+	struct kvp_select_answer a;
+	uint64_t seq[3] = {1, 2, 3};
+	memset(&r, 0, sizeof(r));
+	r.model = r.group = str("default");
+	r.selection_id = str("e");
+	r.worker_id = 2;
+	r.dp_rank = 1;
+	r.track_prefill_tokens = KVP_UNSET;
+	r.override = (struct kvp_override){NAN, NAN, NAN, NAN, KVP_UNSET, KVP_UNSET};
+	r.prompt.form = KVP_PROMPT_HASHES;
+	r.prompt.eagle = KVP_UNSET;
+	r.prompt.seq_hash = seq;
+	r.prompt.seq_hash_cnt = 3;
+	is_u64(kvp_selection_reserve(s, &r, &a), 400, "isl_tokens is required");
+	r.prompt.has_isl = KVP_YES;
+	r.prompt.isl_tok = 12;
+	r.has_effective_prefill = KVP_YES;
+	r.effective_prefill_tok = 13;
+	is_u64(kvp_selection_reserve(s, &r, &a), 400, "effective prefill over the prompt");
+	r.effective_prefill_tok = 12;
+	r.worker_id = 99;
+	is_u64(kvp_selection_reserve(s, &r, &a), 404, "unknown worker");
+	r.worker_id = 2;
+	r.dp_rank = 5;
+	is_u64(kvp_selection_reserve(s, &r, &a), 404, "unknown rank");
+	r.dp_rank = 1;
+	is_u64(kvp_selection_reserve(s, &r, &a), 201, "booked");
+	is_u64(kvp_selection_reserve(s, &r, &a), 409, "twice is a conflict");
+	is_u64(kvp_selection_free(s, r.selection_id), 200, "free");
+}
+
+/* Two processes book at once; every pick is validated against the load it saw, so they spread evenly. */
+static void test_spread(void)
+{
+	const int each = 200;
+	pid_t pid[2];
+	for (int p = 0; p < 2; p++) {
+		pid[p] = fork();
+		if (pid[p])
+			continue;
+		struct kvp_region r;
+		struct kvp_select_settings set;
+		struct kvp_select_answer a;
+		static struct kvp_ctr_column_shm own;
+		int bad = kvp_region_join(node.fd, KVP_REGION_BOOKER, &r) != KVP_OK;
+		kvp_select_defaults(&set);
+		struct kvp_selection *s = bad ? NULL : kvp_select_open(&r, KVP_OWNER(3 + p, 1), &own, &set);
+		for (int i = 0; s && i < each; i++) {
+			char id[32];
+			struct kvp_select_request q = request(64);
+			tok[0] = (uint32_t)(1000000 + p * each + i);
+			snprintf(id, sizeof(id), "s%d-%d", p, i);
+			q.selection_id = str(id);
+			bad |= kvp_selection_select_and_reserve(s, &q, &a) != 200;
+		}
+		_exit(bad || !s);
+	}
+	int st, good = 1;
+	for (int p = 0; p < 2; p++) {
+		waitpid(pid[p], &st, 0);
+		good &= WIFEXITED(st) && WEXITSTATUS(st) == 0;
+	}
+	ok(good, "two processes booked %d each", each);
+	struct kvp_load l;
+	for (uint32_t i = 0; i < node.view_cnt; i++) {
+		kvp_load_read(&node.r.book, node.view[i].rank_slot, &l);
+		ok(l.requests >= 95 && l.requests <= 105, "rank %u of 4 got %u of 400", i, l.requests);
+	}
+	is_u64(kvp_book_check(&node.r.book), 0, "booking is consistent");
+}
+
+int main(void)
+{
+	struct kvp_select_settings set;
+	if (!ok(mini_open(&node) == KVP_OK, "a region with a tree and a catalogue"))
+		return done();
+	for (uint32_t i = 0; i < 256; i++)
+		tok[i] = i;
+	kvp_select_defaults(&set);
+	struct kvp_selection *s = kvp_select_open(&node.r, KVP_OWNER(2, 1), &column, &set);
+	kvp_select_seed(s, 42);
+	test_empty(s);
+	ok(mini_worker(&node, 1, 1, 0) == KVP_OK && mini_worker(&node, 2, 2, 1000) == KVP_OK &&
+			mini_worker(&node, 3, 1, 0) == KVP_OK,
+		"three workers, four ranks");
+	test_cache_wins(s);
+	test_lifecycle(s);
+	test_generated_id(s);
+	test_constraints(s);
+	test_ties(s);
+	test_reserve(s);
+	test_spread();
+	kvp_selection_close(s);
+	mini_close(&node);
+	return done();
+}
