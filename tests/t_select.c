@@ -1,4 +1,5 @@
-/* The selection flow over a whole region in one process: cache, load, ties, constraints, life of a booking. */
+/* The selection flow over a whole region in one process: cache, load, ties, constraints, life of a
+ * booking. */
 #include "tests/lib/mini_node.h"
 #include "shm/sweep.h"
 #include "tests/tap.h"

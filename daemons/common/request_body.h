@@ -2,8 +2,9 @@
  *
  * Shape      struct kvp_parse: a JSON parser and scratch arrays that only grow; one per event loop.
  * Truth      the request body. Strings and arrays of the result point into the parser until the next parse.
- * Errors     0, or the HTTP status of the answer with a text that names the member: 400 syntax, depth or length
- *            limits; 422 wrong type, missing mandatory member, number out of range, rejected override value.
+ * Errors     0, or the HTTP status of the answer with a text that names the member: 400 syntax, depth or
+ *            length limits; 422 wrong type, missing mandatory member, number out of range, rejected override
+ *            value.
  * Crash      process-local.
  * Proved by  tests/t_request_body.c, tests/fuzz/f_request_body.c, tests/s_selection.t
  */
@@ -29,7 +30,8 @@ struct kvp_parse {
 int kvp_parse_open(struct kvp_parse *p);
 void kvp_parse_close(struct kvp_parse *p);
 
-/* kvp_parse_body parses a body whose slack bytes are readable (HTTP server's promise) and insists on an object. */
+/* kvp_parse_body parses a body whose slack bytes are readable (HTTP server's promise) and insists on an
+ * object. */
 int kvp_parse_body(struct kvp_parse *p, const void *body, size_t len);
 
 /* Each reads the object last parsed. q is filled completely on success. */

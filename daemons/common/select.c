@@ -140,7 +140,8 @@ static int copy_view(struct kvp_selection *s, struct kvp_str model, struct kvp_s
 	return kvp_sel_fail(s, 503, "the worker catalogue changes too fast; try again");
 }
 
-/* A slot that changed hands during the walk counts 0. With a configured credit of 0 the cache is not asked. */
+/* A slot that changed hands during the walk counts 0. With a configured credit of 0 the cache is not
+ * asked. */
 void kvp_sel_look_up(struct kvp_selection *s)
 {
 	struct kvp_radix_query q = {.part_salt = s->part.key_salt,

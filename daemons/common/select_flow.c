@@ -267,7 +267,8 @@ static int named_rank(struct kvp_selection *s, const struct kvp_reserve_request 
 		(int)q->model.len, q->model.ptr, (int)q->group.len, q->group.ptr);
 }
 
-/* worker_known: an unknown worker is 404 before the id is claimed, an unknown rank of a known one after it. */
+/* worker_known: an unknown worker is 404 before the id is claimed, an unknown rank of a known one after
+ * it. */
 static int worker_known(struct kvp_selection *s, const struct kvp_reserve_request *q)
 {
 	uint32_t unused;

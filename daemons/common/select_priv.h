@@ -85,9 +85,9 @@ int kvp_sel_open_partition(
 void kvp_sel_look_up(struct kvp_selection *s);
 void kvp_sel_read_loads(struct kvp_selection *s);
 
-/* kvp_sel_pick scores the eligible ranks and picks one: 0 and *chosen (index into s->rank), 400 pin outside the
- * allow list, 500 without memory, 503 nothing eligible. kvp_sel_effective_prefill: prompt tokens that a rank
- * would have to prefill. */
+/* kvp_sel_pick scores the eligible ranks and picks one: 0 and *chosen (index into s->rank), 400 pin outside
+ * the allow list, 500 without memory, 503 nothing eligible. kvp_sel_effective_prefill: prompt tokens that a
+ * rank would have to prefill. */
 int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track,
 	uint32_t *chosen);
 uint64_t kvp_sel_effective_prefill(const struct kvp_selection *s, uint32_t i);
