@@ -1,0 +1,86 @@
+/* select_and_reserve + prefill_complete + free in one process: token and hash form, 8 and 64 ranks.
+ *
+ * Usage: b_select [cycles]. One line a case: bench=select.cycle ranks= blocks= form= p50_ns= p99_ns= cycles_s=
+ * p50 and p99 are of select_and_reserve alone. Half of each prompt is cached on some rank. */
+#include "tests/lib/mini_node.h"
+#include <kvpick/clock.h>
+
+#include <inttypes.h>
+#include <math.h>
+
+static struct mini_node node;
+static struct kvp_ctr_column_shm column;
+static uint32_t tok[4096];
+
+static int by_value(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	return (x > y) - (x < y);
+}
+
+static void run(
+	struct kvp_selection *s, uint32_t ranks, uint32_t blocks, enum kvp_prompt_form form, uint32_t cycles)
+{
+	static uint64_t local[1024], seq[1024];
+	struct kvp_select_request q;
+	struct kvp_select_answer a;
+	struct kvp_hasher h;
+	uint64_t *ns = calloc(cycles, sizeof(*ns)), failed = 0;
+	memset(&q, 0, sizeof(q));
+	q.model = q.group = (struct kvp_str){"default", 7};
+	q.override = (struct kvp_override){NAN, NAN, NAN, NAN, KVP_UNSET, KVP_UNSET};
+	q.prompt.form = form;
+	q.prompt.eagle = KVP_UNSET;
+	kvp_hasher_init(&h, tok, blocks * 4, 4, KVP_HASH_WINDOW_PLAIN, kvp_hash_seed(NULL, 0, NULL, 0));
+	kvp_hasher_local(&h, 0, blocks, local);
+	kvp_hash_chain(NULL, local, blocks, seq);
+	q.prompt.token = tok;
+	q.prompt.token_cnt = blocks * 4;
+	q.prompt.block_hash = local;
+	q.prompt.seq_hash = seq;
+	q.prompt.block_hash_cnt = q.prompt.seq_hash_cnt = blocks;
+	q.prompt.has_isl = KVP_YES;
+	q.prompt.isl_tok = blocks * 4;
+	uint64_t start_ns = kvp_clock_mono_ns();
+	for (uint32_t i = 0; i < cycles; i++) {
+		char id[32];
+		q.selection_id = (struct kvp_str){id, (size_t)snprintf(id, sizeof(id), "b%u", i)};
+		uint64_t t = kvp_clock_mono_ns();
+		failed += kvp_selection_select_and_reserve(s, &q, &a) != 200;
+		ns[i] = kvp_clock_mono_ns() - t;
+		kvp_selection_prefill_complete(s, q.selection_id);
+		kvp_selection_free(s, q.selection_id);
+	}
+	double sec = (double)(kvp_clock_mono_ns() - start_ns) * 1e-9;
+	qsort(ns, cycles, sizeof(*ns), by_value);
+	printf("bench=select.cycle ranks=%u blocks=%u form=%s cycles=%u failed=%" PRIu64 " p50_ns=%" PRIu64
+	       " p99_ns=%" PRIu64 " cycles_s=%.0f\n",
+		ranks, blocks, form == KVP_PROMPT_TOKENS ? "tokens" : "hashes", cycles, failed,
+		ns[cycles / 2], ns[(uint64_t)cycles * 99 / 100], cycles / sec);
+	free(ns);
+}
+
+int main(int argc, char **argv)
+{
+	uint32_t cycles = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 20000;
+	static const uint32_t rank_step[] = {8, 64}, block[] = {32, 512};
+	struct kvp_select_settings set;
+	if (mini_open(&node) != KVP_OK)
+		return 1;
+	for (uint32_t i = 0; i < 4096; i++)
+		tok[i] = i;
+	kvp_select_defaults(&set);
+	struct kvp_selection *s = kvp_select_open(&node.r, KVP_OWNER(2, 1), &column, &set);
+	for (int step = 0; step < 2; step++) {
+		while (node.view_cnt < rank_step[step])
+			if (mini_worker(&node, node.view_cnt + 1, 1, 0) != KVP_OK)
+				return 1;
+		mini_store(&node, node.view_cnt - 1, tok, 256);
+		for (int b = 0; b < 2; b++)
+			for (int f = KVP_PROMPT_TOKENS; f <= KVP_PROMPT_HASHES; f++)
+				run(s, rank_step[step], block[b], (enum kvp_prompt_form)f, cycles);
+	}
+	kvp_selection_close(s);
+	mini_close(&node);
+	return 0;
+}
