@@ -2,7 +2,8 @@
 """The conversations of tests/vectors/selection_api.json against a real node, one fresh node a scenario.
 
 Each scenario must pass whole and leave a region in which kvpickctl check finds no fault. SCENARIO=id[,id] runs
-single ones. Scenarios of parts that the node does not have yet are listed in LATER, with the part they need."""
+single ones. Scenarios and single steps of parts
+that the node does not have yet are listed in LATER and LATER_STEPS, with the part they need."""
 import json
 import os
 import sys
@@ -17,7 +18,8 @@ LATER = {
         "basic-flow", "duplicate-ids", "isolation", "replay-latest-wins", "replay-failed-select", "replay-scope",
         "replay-after-reserve", "replay-explicit-discards", "replay-retryable", "replay-pure",
         "replay-worker-null", "replay-tracking", "replay-rank-gone", "replay-ttl", "replay-ttl-refresh",
-        "replay-max-entries", "replay-disabled", "replay-max-bytes", "replay-concurrent", "seed-flow"},
+        "replay-max-entries", "replay-disabled", "replay-max-bytes", "replay-concurrent", "seed-flow",
+        "legacy-members"},
     "queue and policies": {
         "queue-wait", "queue-select-waits", "queue-error-not-queued", "queue-pinned-lanes", "queue-fcfs",
         "queue-lcfs", "queue-wspt", "queue-jump", "queue-strict", "queue-abandon", "queue-worker-gone",
@@ -27,6 +29,7 @@ LATER = {
     "replica sync": {"replica-off", "replica-on", "replica-static-peers"},
     "a minute of waiting": {"expiry"},
 }
+LATER_STEPS = {("explicit-not-ready", 8): "GET /dump", ("odd-names", 4): "GET /dump"}
 
 
 def run(tap, scenario, tmp):
@@ -50,6 +53,8 @@ def run(tap, scenario, tmp):
         saved, live = {}, {}
         base = f"http://127.0.0.1:{node.port}"
         for i, step in enumerate(scenario["steps"] if started else [], 1):
+            if (scenario["id"], i) in LATER_STEPS:
+                continue
             try:
                 diffs = api_vectors.run_step(base, step, saved, live)
             except Exception as exc:  # a failed step, not a failed test program

@@ -16,6 +16,8 @@ void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_co
 	set->track_prefill_tokens = cfg->track_prefill_tokens ? KVP_YES : KVP_NO;
 	set->track_active_blocks = cfg->track_active_blocks ? KVP_YES : KVP_NO;
 	set->assume_kv_reuse = cfg->assume_kv_reuse ? KVP_YES : KVP_NO;
+	set->records_routing =
+		!cfg->use_kv_events || kvp_config_has(cfg->predicted_ttl_secs) ? KVP_YES : KVP_NO;
 	if (kvp_config_has(cfg->decode_busy_threshold))
 		set->decode_busy_threshold = cfg->decode_busy_threshold;
 }

@@ -46,6 +46,32 @@ void kvp_parse_close(struct kvp_parse *p)
 	memset(p, 0, sizeof(*p));
 }
 
+/* escape_at reads the code unit of a \u escape at s, or -1. */
+static long escape_at(const char *s, const char *end)
+{
+	char hex[5] = {0};
+	if (end - s < 6 || s[0] != '\\' || s[1] != 'u')
+		return -1;
+	memcpy(hex, s + 2, 4);
+	return strtol(hex, NULL, 16);
+}
+
+static int has_lone_surrogate(const void *body, size_t len)
+{
+	const char *s = body, *end = s + len;
+	while (s < end && (s = memchr(s, '\\', (size_t)(end - s)))) {
+		long u = escape_at(s, end);
+		if (u >= 0xd800 && u <= 0xdfff) {
+			long low = u < 0xdc00 ? escape_at(s + 6, end) : -1;
+			if (low < 0xdc00 || low > 0xdfff)
+				return 1;
+			s += 6;
+		}
+		s += u < 0 ? 2 : 6;
+	}
+	return 0;
+}
+
 int kvp_parse_body(struct kvp_parse *p, const void *body, size_t len)
 {
 	struct kvp_json_err err;
@@ -57,6 +83,7 @@ int kvp_parse_body(struct kvp_parse *p, const void *body, size_t len)
 		return fail(p, 400, "request body is not JSON: %s", err.text);
 	if (kvp_json_type(p->root) != KVP_JSON_OBJ)
 		return fail(p, 422, "request body must be a JSON object");
+	p->lone_surrogate = has_lone_surrogate(body, len);
 	return 0;
 }
 
@@ -81,6 +108,8 @@ static int opt_str(
 		return wrong(p, name, "a string", v);
 	if (out->len > max)
 		return fail(p, 400, "%s must not exceed %zu bytes", name, max);
+	if (p->lone_surrogate && memmem(out->ptr, out->len, "\xef\xbf\xbd", 3))
+		return fail(p, 400, "%s is not valid Unicode", name);
 	return 0;
 }
 
@@ -382,7 +411,43 @@ static int constraints(struct kvp_parse *p, struct kvp_select_request *q)
 	return rc ? rc : preferred_taints(p, c, q);
 }
 
-/* scheduling_hints checks members that only queueing and affinity use. */
+static int session_context(struct kvp_parse *p)
+{
+	struct kvp_json_val c, v;
+	struct kvp_str s = {NULL, 0};
+	enum kvp_tristate final_turn;
+	if (!present(p->root, "session_context", &c))
+		return 0;
+	if (kvp_json_type(c) != KVP_JSON_OBJ)
+		return wrong(p, "session_context", "an object", c);
+	if (!present(c, "session_id", &v))
+		return fail(p, 422, "session_context: session_id is required");
+	int rc = opt_str(p, c, "session_id", SIZE_MAX, &s);
+	rc = rc ? rc : opt_str(p, c, "parent_session_id", SIZE_MAX, &s);
+	rc = rc ? rc : opt_bool(p, c, "session_final", &final_turn);
+	if (!rc && present(c, "input_trigger", &v) && !kvp_json_str_is(v, "user_message") &&
+		!kvp_json_str_is(v, "tool_result") && !kvp_json_str_is(v, "other"))
+		rc = fail(p, 422, "input_trigger: expected user_message, tool_result or other");
+	return rc;
+}
+
+static int affinity_target(struct kvp_parse *p, struct kvp_select_request *q)
+{
+	struct kvp_json_val v;
+	uint64_t rank = 0;
+	if (!present(p->root, "affinity_target", &v))
+		return 0;
+	if (kvp_json_type(v) != KVP_JSON_OBJ)
+		return wrong(p, "affinity_target", "an object", v);
+	int rc = opt_int(p, v, "worker_id", UINT64_MAX, &q->target_worker_id, &q->has_target);
+	rc = rc ? rc : opt_int(p, v, "dp_rank", UINT32_MAX, &rank, &q->has_target_rank);
+	if (!rc && q->has_target != KVP_YES)
+		rc = fail(p, 422, "affinity_target: worker_id is required");
+	q->target_dp_rank = (uint32_t)rank;
+	return rc;
+}
+
+/* scheduling_hints checks members that only queueing and session affinity use. */
 static int scheduling_hints(struct kvp_parse *p)
 {
 	struct kvp_json_val v;
@@ -393,7 +458,8 @@ static int scheduling_hints(struct kvp_parse *p)
 	int flag;
 	int rc = opt_num(p, p->root, "priority_jump", &jump);
 	rc = rc ? rc : opt_int(p, p->root, "strict_priority", UINT32_MAX, &priority, &has);
-	rc = rc ? rc : opt_str(p, p->root, "session_id", KVP_SESSION_ID_MAX, &session);
+	rc = rc ? rc : opt_str(p, p->root, "session_id", SIZE_MAX, &session);
+	rc = rc ? rc : session_context(p);
 	if (rc)
 		return rc;
 	if (kvp_json_get(p->root, "advisory", &v) == KVP_OK && kvp_json_bool(v, &flag))
@@ -413,6 +479,7 @@ int kvp_parse_select(struct kvp_parse *p, struct kvp_select_request *q)
 	rc = rc ? rc : opt_int(p, p->root, "expected_output_tokens", UINT32_MAX, &expected, &has);
 	rc = rc ? rc : worker_filters(p, q);
 	rc = rc ? rc : constraints(p, q);
+	rc = rc ? rc : affinity_target(p, q);
 	rc = rc ? rc : scheduling_hints(p);
 	q->expected_output_tok = (uint32_t)expected;
 	return rc;

@@ -22,6 +22,7 @@ struct kvp_parse_buf {
 struct kvp_parse {
 	struct kvp_json *json;
 	struct kvp_json_val root;
+	int lone_surrogate; /* the body holds an unpaired surrogate escape somewhere */
 	struct kvp_parse_buf token, routing_token, block_hash, seq_hash, allowed, required, preferred, mm,
 		mm_hash;
 	char err[512];

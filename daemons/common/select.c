@@ -210,5 +210,6 @@ void kvp_select_defaults(struct kvp_select_settings *set)
 		.track_active_blocks = KVP_YES,
 		.assume_kv_reuse = KVP_YES,
 		.decode_busy_threshold = NAN,
+		.records_routing = KVP_NO,
 		.owner_kind = KVP_BOOK_FOR_NODE};
 }

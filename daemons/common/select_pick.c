@@ -77,6 +77,25 @@ static struct kvp_score_request score_request(
 	return r;
 }
 
+/* steer keeps only the candidates of the soft target, if there are any: the cheapest of them is taken. */
+static uint32_t steer(
+	struct kvp_selection *s, const struct kvp_select_request *q, uint32_t n, struct kvp_score_request *r)
+{
+	uint32_t kept = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct kvp_sel_rank *k = &s->rank[s->cand_rank[i]];
+		if (k->worker_id != q->target_worker_id ||
+			(q->has_target_rank == KVP_YES && k->dp_rank != q->target_dp_rank))
+			continue;
+		s->cand_rank[kept] = s->cand_rank[i];
+		s->cand[kept++] = s->cand[i];
+	}
+	if (kept == 0)
+		return n;
+	r->weights.temperature = 0;
+	return kept;
+}
+
 int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track,
 	uint32_t *chosen)
 {
@@ -103,6 +122,8 @@ int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, en
 	if (n == 0)
 		return kvp_sel_fail(s, 503, "no endpoints available to route work");
 	struct kvp_score_request r = score_request(s, q, track);
+	if (q->has_target == KVP_YES)
+		n = steer(s, q, n, &r);
 	kvp_score_all(&r, s->cand, n);
 	*chosen = s->cand_rank[kvp_score_pick(&r, s->cand, n, &s->rng)];
 	return 0;

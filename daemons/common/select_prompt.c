@@ -33,9 +33,10 @@ static int begin_hashes(struct kvp_selection *s, const struct kvp_prompt *p, enu
 		return kvp_sel_fail(s, 400, "sequence_hashes is required without token_ids");
 	if (p->has_isl != KVP_YES)
 		return kvp_sel_fail(s, 400, "isl_tokens is required without token_ids");
-	if (!explicit_form && p->isl_tok == 0)
+	int routed = !explicit_form || (p->block_hash && s->set.records_routing == KVP_YES);
+	if (routed && p->isl_tok == 0)
 		return kvp_sel_fail(s, 400, "isl_tokens must be greater than 0");
-	if (!explicit_form && p->block_hash_cnt != p->seq_hash_cnt)
+	if (routed && p->block_hash_cnt != p->seq_hash_cnt)
 		return kvp_sel_fail(s, 400,
 			"block_hashes length %" PRIu32 " must match sequence_hashes length %" PRIu32,
 			p->block_hash_cnt, p->seq_hash_cnt);

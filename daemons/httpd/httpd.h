@@ -52,6 +52,7 @@ struct kvp_call {
 	struct kvp_http_req *req;
 	char seg[KVP_SELECTION_ID_MAX + 1]; /* percent-decoded variable path segment */
 	size_t seg_len;
+	uint64_t worker_id; /* the segment of /workers/{id} */
 };
 
 void kvp_httpd_request(void *ctx, struct kvp_http_req *r); /* routes.c: on_request of both servers */
@@ -64,7 +65,8 @@ void kvp_reply_ok(struct kvp_call *c);
 /* kvp_query_get decodes a query parameter into buf: 1 found, 0 absent, -1 malformed or too long. */
 int kvp_query_get(const struct kvp_http_req *r, const char *name, char *buf, size_t cap, size_t *len);
 /* kvp_percent_decode decodes n bytes; the length, or -1 when malformed or over cap. */
-long kvp_percent_decode(const char *in, size_t n, char *out, size_t cap);
+enum kvp_plus { KVP_PLUS_IS_PLUS, KVP_PLUS_IS_SPACE }; /* in paths, in query strings */
+long kvp_percent_decode(const char *in, size_t n, enum kvp_plus plus, char *out, size_t cap);
 
 /* Routes by file: selection and lifecycle; worker catalogue; inspection. */
 void kvp_route_select(struct kvp_call *c);
@@ -83,6 +85,8 @@ void kvp_route_health(struct kvp_call *c);
 void kvp_route_ready(struct kvp_call *c);
 void kvp_route_loads(struct kvp_call *c);
 void kvp_route_metrics(struct kvp_call *c);
+void kvp_route_peer_change(struct kvp_call *c);
+void kvp_route_peer_list(struct kvp_call *c);
 
 /* kvp_httpd_poll_commands answers the requests whose command the indexer has answered; 1 if there was one. */
 int kvp_httpd_poll_commands(struct kvp_httpd *h);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum body_rule { NO_BODY, JSON_BODY };
+enum body_rule { NO_BODY, JSON_BODY, COMMAND_BODY }; /* COMMAND_BODY: JSON that the indexer parses */
 
 /* One row a method and path. `*` stands for the one variable segment. The first matching path decides between
  * 404 and 405. */
@@ -26,10 +26,13 @@ static const struct route route[] = {
 	{KVP_HTTP_POST, "/potential_loads", JSON_BODY, kvp_route_potential_loads},
 	{KVP_HTTP_POST, "/overlap_scores", JSON_BODY, kvp_route_overlap_scores},
 	{KVP_HTTP_GET, "/loads", NO_BODY, kvp_route_loads},
-	{KVP_HTTP_POST, "/workers", JSON_BODY, kvp_route_worker_post},
+	{KVP_HTTP_POST, "/workers", COMMAND_BODY, kvp_route_worker_post},
 	{KVP_HTTP_GET, "/workers", NO_BODY, kvp_route_worker_list},
-	{KVP_HTTP_PATCH, "/workers/*", JSON_BODY, kvp_route_worker_patch},
+	{KVP_HTTP_PATCH, "/workers/*", COMMAND_BODY, kvp_route_worker_patch},
 	{KVP_HTTP_DELETE, "/workers/*", NO_BODY, kvp_route_worker_delete},
+	{KVP_HTTP_POST, "/replica_sync/register_peer", JSON_BODY, kvp_route_peer_change},
+	{KVP_HTTP_POST, "/replica_sync/deregister_peer", JSON_BODY, kvp_route_peer_change},
+	{KVP_HTTP_GET, "/replica_sync/peers", NO_BODY, kvp_route_peer_list},
 	{KVP_HTTP_GET, "/health", NO_BODY, kvp_route_health},
 	{KVP_HTTP_GET, "/ready", NO_BODY, kvp_route_ready},
 	{KVP_HTTP_GET, "/metrics", NO_BODY, kvp_route_metrics},
@@ -72,11 +75,11 @@ static int hex_digit(char ch)
 	return ch >= 'a' && ch <= 'f' ? ch - 'a' + 10 : -1;
 }
 
-long kvp_percent_decode(const char *in, size_t n, char *out, size_t cap)
+long kvp_percent_decode(const char *in, size_t n, enum kvp_plus plus, char *out, size_t cap)
 {
 	size_t len = 0;
 	for (size_t i = 0; i < n; i++) {
-		char ch = in[i];
+		char ch = in[i] == '+' && plus == KVP_PLUS_IS_SPACE ? ' ' : in[i];
 		if (ch == '%') {
 			int hi = i + 2 < n ? hex_digit(in[i + 1]) : -1;
 			int lo = i + 2 < n ? hex_digit(in[i + 2]) : -1;
@@ -104,7 +107,7 @@ int kvp_query_get(const struct kvp_http_req *r, const char *name, char *buf, siz
 		size_t key = (size_t)((eq ? eq : stop) - p);
 		if (key == want && memcmp(p, name, want) == 0) {
 			const char *val = eq ? eq + 1 : stop;
-			long n = kvp_percent_decode(val, (size_t)(stop - val), buf, cap);
+			long n = kvp_percent_decode(val, (size_t)(stop - val), KVP_PLUS_IS_SPACE, buf, cap);
 			if (n < 0 || found)
 				return -1;
 			*len = (size_t)n;
@@ -135,6 +138,40 @@ static int match(const char *pattern, const char *path, size_t len, const char *
 	return i == len;
 }
 
+/* valid_utf8: no overlong form, no surrogate, nothing above U+10FFFF. */
+static int valid_utf8(const char *s, size_t len)
+{
+	const unsigned char *p = (const unsigned char *)s, *end = p + len;
+	while (p < end) {
+		unsigned c = *p++;
+		if (c < 0x80)
+			continue;
+		int more = c >= 0xf0 ? 3 : c >= 0xe0 ? 2 : 1;
+		if (c < 0xc2 || c > 0xf4 || end - p < more)
+			return 0;
+		if ((c == 0xe0 && *p < 0xa0) || (c == 0xed && *p > 0x9f) || (c == 0xf0 && *p < 0x90) ||
+			(c == 0xf4 && *p > 0x8f))
+			return 0;
+		for (int i = 0; i < more; i++, p++)
+			if ((*p & 0xc0) != 0x80)
+				return 0;
+	}
+	return 1;
+}
+
+static int parse_worker_id(struct kvp_call *c)
+{
+	unsigned __int128 v = 0;
+	if (c->seg_len == 0 || c->seg_len > 20 || strspn(c->seg, "0123456789") != c->seg_len)
+		return -1;
+	for (size_t i = 0; i < c->seg_len; i++)
+		v = v * 10 + (unsigned)(c->seg[i] - '0');
+	if (v > UINT64_MAX)
+		return -1;
+	c->worker_id = (uint64_t)v;
+	return 0;
+}
+
 static int is_json(const struct kvp_http_req *r)
 {
 	static const char app[] = "application/";
@@ -154,28 +191,37 @@ static int is_json(const struct kvp_http_req *r)
 	       (n > 5 && strncasecmp(t + n - 5, "+json", 5) == 0);
 }
 
+/* take_segment decodes the variable path segment and judges it before anything else of the request. */
+static int take_segment(struct kvp_call *c, const struct route *rt, const char *seg, size_t seg_len)
+{
+	long n = kvp_percent_decode(seg, seg_len, KVP_PLUS_IS_PLUS, c->seg, KVP_SELECTION_ID_MAX);
+	if (n < 0 || !valid_utf8(c->seg, (size_t)n)) {
+		kvp_reply_error(c, 400, "path segment is malformed or longer than 4096 bytes");
+		return -1;
+	}
+	c->seg_len = (size_t)n;
+	c->seg[n] = 0;
+	if (strncmp(rt->path, "/workers/", 9) == 0 && parse_worker_id(c) != 0) {
+		kvp_reply_error(
+			c, 400, "worker_id in the path must be an integer in 0..18446744073709551615");
+		return -1;
+	}
+	return 0;
+}
+
 static void dispatch(struct kvp_call *c, const struct route *rt, const char *seg, size_t seg_len)
 {
-	if (seg) {
-		long n = kvp_percent_decode(seg, seg_len, c->seg, KVP_SELECTION_ID_MAX);
-		if (n < 0) {
-			kvp_reply_error(c, 400, "path segment is malformed or longer than 4096 bytes");
-			return;
-		}
-		c->seg_len = (size_t)n;
-		c->seg[n] = 0;
+	if (seg && take_segment(c, rt, seg, seg_len) != 0)
+		return;
+	if (rt->body != NO_BODY && !is_json(c->req)) {
+		kvp_reply_error(c, 415, "Content-Type must be application/json");
+		return;
 	}
 	if (rt->body == JSON_BODY) {
-		if (!is_json(c->req)) {
-			kvp_reply_error(c, 415, "Content-Type must be application/json");
+		int status = kvp_parse_body(&c->h->parse, c->req->body, c->req->body_len);
+		if (status) {
+			kvp_reply_error(c, status, c->h->parse.err);
 			return;
-		}
-		if (rt->run != kvp_route_worker_post && rt->run != kvp_route_worker_patch) {
-			int status = kvp_parse_body(&c->h->parse, c->req->body, c->req->body_len);
-			if (status) {
-				kvp_reply_error(c, status, c->h->parse.err);
-				return;
-			}
 		}
 	}
 	rt->run(c);

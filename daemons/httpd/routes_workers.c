@@ -77,22 +77,6 @@ int kvp_httpd_poll_commands(struct kvp_httpd *h)
 	return any;
 }
 
-/* worker_id reads the path segment; answers 400 itself. */
-static int worker_id(struct kvp_call *c, uint64_t *id)
-{
-	if (c->seg_len && c->seg_len <= 20 && strspn(c->seg, "0123456789") == c->seg_len) {
-		unsigned __int128 v = 0;
-		for (size_t i = 0; i < c->seg_len; i++)
-			v = v * 10 + (unsigned)(c->seg[i] - '0');
-		if (v <= UINT64_MAX) {
-			*id = (uint64_t)v;
-			return 0;
-		}
-	}
-	kvp_reply_error(c, 400, "worker_id in the path must be an integer in 0..18446744073709551615");
-	return -1;
-}
-
 void kvp_route_worker_post(struct kvp_call *c)
 {
 	send_command(c, KVP_CMD_WORKER_POST, 0, c->req->body, c->req->body_len);
@@ -100,16 +84,12 @@ void kvp_route_worker_post(struct kvp_call *c)
 
 void kvp_route_worker_patch(struct kvp_call *c)
 {
-	uint64_t id;
-	if (worker_id(c, &id) == 0)
-		send_command(c, KVP_CMD_WORKER_PATCH, id, c->req->body, c->req->body_len);
+	send_command(c, KVP_CMD_WORKER_PATCH, c->worker_id, c->req->body, c->req->body_len);
 }
 
 void kvp_route_worker_delete(struct kvp_call *c)
 {
-	uint64_t id;
-	if (worker_id(c, &id) == 0)
-		send_command(c, KVP_CMD_WORKER_DELETE, id, NULL, 0);
+	send_command(c, KVP_CMD_WORKER_DELETE, c->worker_id, NULL, 0);
 }
 
 /* Sort keys of a listing: (model, group, worker id). */

@@ -73,6 +73,9 @@ struct kvp_select_request {
 	enum kvp_tristate has_pinned;
 	uint64_t pinned_worker_id;
 	uint32_t pinned_dp_rank;
+	enum kvp_tristate has_target, has_target_rank; /* soft steering: ignored when it is not eligible */
+	uint64_t target_worker_id;
+	uint32_t target_dp_rank;
 	const uint64_t *allowed_worker_id; /* NULL = all; with allowed_cnt 0 and not NULL: nobody */
 	uint32_t allowed_cnt;
 	const struct kvp_str *required_taint;

@@ -92,7 +92,8 @@ class Node:
     def start(self):
         self.proc = subprocess.Popen([f"{BUILD}/kvpick", "run", *self.args], env=self.env,
                                      stdout=self.log, stderr=self.log)
-        if not wait_for(self.healthy, 20):
+        wait_for(lambda: self.proc.poll() is not None or self.healthy(), 20)
+        if self.proc.poll() is not None or not self.healthy():
             raise RuntimeError("node did not become healthy\n" + self.log_text())
         return self
 
