@@ -80,7 +80,7 @@ static uint64_t select_and_book(struct kvp_book *b, uint64_t h, uint32_t ranks, 
 static void cycle_run(uint32_t proc, uint32_t run, uint32_t ranks, uint32_t blocks)
 {
 	static uint64_t lat[OPS_MAX], book[OPS_MAX], held[8];
-	static char ids[OPS_MAX][40];
+	static char ids[OPS_MAX][48];
 	struct kvp_book b;
 	kvp_book_join(mem, &g, &b);
 	kvp_book_attach(&b, KVP_OWNER(proc + 1, 1), NULL);
