@@ -18,14 +18,15 @@ struct filters {
 
 static int prepare_filters(struct kvp_selection *s, const struct kvp_select_request *q, struct filters *f)
 {
-	size_t n = (size_t)q->allowed_cnt + q->required_cnt + q->preferred_cnt;
+	uint32_t allowed_cnt = q->allowed_worker_id ? q->allowed_cnt : 0;
+	size_t n = (size_t)allowed_cnt + q->required_cnt + q->preferred_cnt;
 	uint64_t *mem = kvp_sel_scratch(&s->scratch_filter, n, sizeof(uint64_t));
 	if (!mem)
 		return kvp_sel_fail(s, 500, "out of memory");
-	uint64_t *required = mem + q->allowed_cnt, *preferred = required + q->required_cnt;
-	if (q->allowed_cnt) {
-		memcpy(mem, q->allowed_worker_id, q->allowed_cnt * sizeof(*mem));
-		qsort(mem, q->allowed_cnt, sizeof(*mem), by_value);
+	uint64_t *required = mem + allowed_cnt, *preferred = required + q->required_cnt;
+	if (allowed_cnt) {
+		memcpy(mem, q->allowed_worker_id, allowed_cnt * sizeof(*mem));
+		qsort(mem, allowed_cnt, sizeof(*mem), by_value);
 	}
 	for (uint32_t i = 0; i < q->required_cnt; i++)
 		required[i] = kvp_hash_taint(q->required_taint[i].ptr, q->required_taint[i].len);
@@ -34,7 +35,7 @@ static int prepare_filters(struct kvp_selection *s, const struct kvp_select_requ
 			kvp_hash_taint(q->preferred_taint[i].taint.ptr, q->preferred_taint[i].taint.len);
 	f->preferred = preferred;
 	f->ask = (struct kvp_eligible_ask){.allowed = q->allowed_worker_id ? mem : NULL,
-		.allowed_cnt = q->allowed_cnt,
+		.allowed_cnt = allowed_cnt,
 		.has_pinned = q->has_pinned,
 		.pinned_worker_id = q->pinned_worker_id,
 		.pinned_dp_rank = q->pinned_dp_rank,
