@@ -9,6 +9,10 @@
 #include "daemons/common/config.h"
 #include "daemons/common/select.h"
 
+/* kvp_config_warn_unbuilt logs one warning for every setting that was given but belongs to a part that this
+ * version does not have: queueing, session affinity, approximate mode, replica sync, recovery. */
+void kvp_config_warn_unbuilt(const struct kvp_config *cfg);
+
 /* kvp_select_from_config gives the settings of the aggregated role for bookings that belong to the node. */
 void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_config *cfg);
 #endif

@@ -13,6 +13,7 @@
 #include "daemons/common/select.h"
 #include "daemons/common/request_body.h"
 #include <kvpick/clock.h>
+#include "daemons/httpd/token.h"
 #include "ipc/http_server.h"
 #include "ipc/json_out.h"
 #include "ipc/loop.h"
@@ -42,6 +43,7 @@ struct kvp_httpd {
 	struct kvp_load_row *load_row;	     /* KVP_HTTPD_ROWS_MAX */
 	struct kvp_overlap_row *overlap_row; /* KVP_HTTPD_ROWS_MAX */
 	char *record;			     /* KVP_CAT_RECORD_MAX */
+	struct kvp_token token;
 	int signal_fd;
 	int draining;
 };

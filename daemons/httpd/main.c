@@ -79,6 +79,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_ctr_max(h->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	count_http(h);
 	kvp_httpd_poll_commands(h);
+	kvp_token_refresh(&h->token); /* a file that is gone or broken for a moment changes nothing */
 	kvp_timer_set(h->loop, t, now_ns + h->boot.config->slot_beat_ms * 1000000, on_beat, h);
 }
 
@@ -129,7 +130,9 @@ static int open_all(struct kvp_httpd *h)
 	h->selection = kvp_select_open(h->boot.region, h->boot.owner, h->boot.ctr, &set);
 	if (!h->selection)
 		return KVP_ERR_SYS;
-	int rc = kvp_loop_open(&h->loop, 0);
+	h->token.path = h->boot.config->api_token_file;
+	int rc = kvp_token_refresh(&h->token);
+	rc = rc ? rc : kvp_loop_open(&h->loop, 0);
 	rc = rc ? rc : open_signals(h);
 	rc = rc ? rc : kvp_loop_watch_fd(h->loop, &h->wake, h->boot.wake_fd, on_wake, h);
 	if (rc)

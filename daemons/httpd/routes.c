@@ -209,9 +209,29 @@ static int take_segment(struct kvp_call *c, const struct route *rt, const char *
 	return 0;
 }
 
+/* guarded: requests that change something need the token; the two that only look do not. */
+static int guarded(const struct route *rt)
+{
+	return rt->method != KVP_HTTP_GET && rt->run != kvp_route_potential_loads &&
+	       rt->run != kvp_route_overlap_scores;
+}
+
+static int authorized(struct kvp_call *c, const struct route *rt)
+{
+	static const char body[] = "{\"error\":\"a valid bearer token is required\"}";
+	uint32_t len = 0;
+	const char *value = guarded(rt) ? kvp_http_req_header(c->req, "authorization", &len) : NULL;
+	if (!guarded(rt) || kvp_token_passes(&c->h->token, value, len))
+		return 1;
+	kvp_ctr_add(c->h->boot.ctr, KVP_CTR_HTTP_UNAUTHORIZED, 1);
+	kvp_http_reply_extra(
+		c->req, 401, "application/json", "WWW-Authenticate: Bearer\r\n", body, sizeof(body) - 1);
+	return 0;
+}
+
 static void dispatch(struct kvp_call *c, const struct route *rt, const char *seg, size_t seg_len)
 {
-	if (seg && take_segment(c, rt, seg, seg_len) != 0)
+	if (!authorized(c, rt) || (seg && take_segment(c, rt, seg, seg_len) != 0))
 		return;
 	if (rt->body != NO_BODY && !is_json(c->req)) {
 		kvp_reply_error(c, 415, "Content-Type must be application/json");

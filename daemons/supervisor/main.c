@@ -14,7 +14,8 @@ static void usage(FILE *f)
 	      "  kvpick run [FLAGS]            start a node: supervisor, indexer, HTTP service\n"
 	      "  kvpick check-config [FLAGS]   parse the configuration, print it with its sources\n"
 	      "  kvpick version                print the version\n"
-	      "  kvpick help [VERB]            this text; 'kvpick help run' lists every flag and variable\n"
+	      "  kvpick help [VERB]            this text; 'kvpick help run' lists every flag and variable,\n"
+	      "                                'kvpick help settings' prints them as the README's table\n"
 	      "\n"
 	      "Exit codes: 0 asked to stop; 2 bad configuration; 69 a program or the shared memory is "
 	      "missing;\n"
@@ -74,6 +75,8 @@ int main(int argc, char **argv)
 	if (strcmp(verb, "help") == 0 || strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0) {
 		if (cnt > 0 && (strcmp(rest[0], "run") == 0 || strcmp(rest[0], "check-config") == 0))
 			kvp_config_print_help(stdout, KVP_BIN_SUPERVISOR);
+		else if (cnt > 0 && strcmp(rest[0], "settings") == 0)
+			kvp_config_print_markdown(stdout);
 		else
 			usage(stdout);
 		return KVP_EXIT_OK;
