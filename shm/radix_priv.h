@@ -149,12 +149,15 @@ static inline uint64_t kvp_radix_seed(const uint64_t salt[2], uint64_t part_salt
 {
 	return kvp_radix_fold(salt[0] ^ part_salt, salt[1] ^ 0x9e3779b97f4a7c15ULL) ^ salt[0];
 }
-/* Key of a block from its predecessor's. Only the multiplication depends on the chain. 0 and 1 are
- * reserved. */
+/* Key of a block from its predecessor's: one multiplication and one exclusive or in the chain, and a branch in
+ * place of a conditional move. The predecessor's key is as secret as the salt. 0 and 1 are reserved. */
 static inline uint64_t kvp_radix_step(const uint64_t salt[2], uint64_t prev, uint64_t local)
 {
-	uint64_t k = kvp_radix_fold(prev ^ salt[0], local ^ salt[1]) ^ local;
-	return k < KVP_RADIX_KEY_MIN ? k + 0x5bd1e9955bd1e995ULL : k;
+	unsigned __int128 p = (unsigned __int128)prev * (local ^ salt[1]);
+	uint64_t k = (uint64_t)(p >> 64) ^ ((uint64_t)p ^ local);
+	if (__builtin_expect(k < KVP_RADIX_KEY_MIN, 0))
+		return k + 0x5bd1e9955bd1e995ULL;
+	return k;
 }
 
 /* Area of a header table, bytes from the start of the object. */
