@@ -383,28 +383,28 @@ static inline int receive(void *ctx, const struct kvp_radix_dump_event *ev)
 	return 0;
 }
 
-static inline int reachable(const struct model *m, uint32_t s, uint32_t node)
+/* Nodes that a slot holds with all their ancestors. A parent has a smaller number than its children. */
+static inline void reachable(const struct model *m, uint32_t s, uint8_t *reach)
 {
-	for (; node >= MODEL_PARTS; node = m->node[node].parent)
-		if (!m->own[s][node])
-			return 0;
-	return 1;
+	for (uint32_t i = 0; i < m->node_cnt; i++)
+		reach[i] = i < MODEL_PARTS || (m->own[s][i] && reach[m->node[i].parent]);
 }
 
 static inline int compare_dump(struct kvp_radix_w *w, struct model *m)
 {
-	static uint8_t seen[MODEL_NAMES];
+	static uint8_t seen[MODEL_NAMES], reach[MODEL_NODES];
 	for (uint32_t s = 0; s < m->slot_cnt; s++) {
 		struct receiver x = {m, s, 0, 0, seen};
 		uint64_t hidden = 0;
 		memset(seen, 0, sizeof(seen));
+		reachable(m, s, reach);
 		int rc = kvp_radix_w_dump(w, m->slot_idx[s], receive, &x, &hidden);
 		uint32_t want = 0, held = 0, unseen = 0;
 		for (uint32_t i = 0; i < m->name_cnt[s]; i++)
-			want += (uint32_t)reachable(m, s, m->name[s][i].node);
+			want += reach[m->name[s][i].node];
 		for (uint32_t i = MODEL_PARTS; i < m->node_cnt; i++) {
 			held += m->own[s][i] != 0;
-			unseen += m->own[s][i] && !reachable(m, s, i);
+			unseen += m->own[s][i] && !reach[i];
 		}
 		if (rc || x.bad || x.cnt != want || hidden != unseen ||
 			kvp_radix_w_blocks(w, m->slot_idx[s]) != held) {

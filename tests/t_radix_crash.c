@@ -1,0 +1,170 @@
+/* The writer is killed at every named place of its operations; its successor recovers from the two segments, and the
+ * tree must be what the model says after the whole operation. Some successors are killed, too, while they recover. */
+#include "tests/radix_model.h"
+#include "tests/tap.h"
+
+#include <kvpick/point.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#ifndef KVP_TEST_POINTS
+int main(void)
+{
+	ok(1, "no kill points in this build # SKIP");
+	return done();
+}
+#else
+#define OPS 400      /* at least */
+#define OPS_MAX 6000 /* until every place was met */
+#define FILLER 1 /* index slot outside the model, in a partition of its own */
+
+static const char *const place[] = { "radix:op", "radix:commit", "radix:commit_odd", "radix:commit_half",
+	"radix:commit_key", "radix:committed", "radix:create", "radix:append", "radix:split", "radix:split_tail",
+	"radix:split_head", "radix:split_done", "radix:killed", "radix:cover_entry", "radix:named", "radix:rename",
+	"radix:move", "radix:unalias", "radix:hold_holes", "radix:drop_holes", "radix:drop_seen", "radix:dropped",
+	"radix:drop_all", "radix:table_begin", "radix:table_copied", "radix:table_new" };
+#define PLACES (sizeof(place) / sizeof(place[0]))
+#define PLACE_TABLE 23 /* the last three need a growing table */
+
+static struct kvp_geom geom = { .slot_max = 8, .rank_max = 64, .index_rank_max = 256, .block_max = 100000,
+	.region_gen = 7, .salt = { 11, 22 } };
+static struct seg seg;
+static struct kvp_radix radix;
+static struct model *model;
+static struct kvp_radix_match *match;
+static struct op *op;
+static uint32_t kills[PLACES], kills_any;
+
+static const char *target;
+static uint32_t countdown;
+
+static void on_point(const char *name)
+{
+	if ((!target || strcmp(name, target) == 0) && --countdown == 0)
+		kill(getpid(), SIGKILL);
+}
+
+static struct kvp_radix_w *open_writer(struct kvp_radix_report *rep)
+{
+	struct kvp_radix_w *w = NULL;
+	return kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &w, rep) ? NULL : w;
+}
+
+static void filler_op(struct kvp_radix_w *w, uint64_t id)
+{
+	uint64_t l = id * 977 + 5, e = id * 991 + 3;
+	kvp_radix_store(w, FILLER, 999, KVP_RADIX_ROOT, 0, 1, &l, &e, NULL);
+}
+
+/* Child: opens, works, dies at the countdown-th hit of the place. Result: 1 if it was killed. */
+static int child(const char *where, uint32_t nth, int in_recovery, int filler_from, int filler_cnt)
+{
+	pid_t pid = fork();
+	if (pid == 0) {
+		struct kvp_radix_report rep;
+		target = where;
+		countdown = nth;
+		kvp_point_hook = in_recovery ? on_point : NULL;
+		struct kvp_radix_w *w = open_writer(&rep);
+		uint32_t unknown;
+		if (!w)
+			_exit(3);
+		if (in_recovery)
+			_exit(0);
+		kvp_point_hook = on_point;
+		for (int i = 0; i < filler_cnt; i++)
+			filler_op(w, (uint64_t)(filler_from + i));
+		if (!filler_cnt)
+			op_tree(w, model, op, &unknown);
+		_exit(0);
+	}
+	int st = 0;
+	waitpid(pid, &st, 0);
+	if (WIFEXITED(st) && WEXITSTATUS(st))
+		return -1;
+	return WIFSIGNALED(st) && WTERMSIG(st) == SIGKILL;
+}
+
+/* Opens after a death, checks, compares. */
+static int sound(uint64_t seed)
+{
+	struct kvp_radix_report rep;
+	struct kvp_radix_w *w = open_writer(&rep);
+	if (!w || rep.runs_dropped)
+		return 0;
+	int good = kvp_radix_check(&radix) == 0 && kvp_radix_w_check(w) == 0 && compare_dump(w, model) == 0;
+	for (uint32_t i = 0; i < 4 && good; i++)
+		good = compare_query(&radix, model, seed + i, match) == 0;
+	kvp_radix_w_close(w);
+	return good;
+}
+
+static uint32_t rarest(void)
+{
+	uint32_t best = 0;
+	for (uint32_t i = 1; i < PLACE_TABLE; i++)
+		if (kills[i] < kills[best])
+			best = i;
+	return best;
+}
+
+static int kill_in_ops(uint64_t seed)
+{
+	for (int i = 0; i < OPS || (i < OPS_MAX && kills[rarest()] == 0); i++) {
+		struct rng r = { seed * 77 + (uint64_t)i };
+		uint32_t at = rarest(), unknown, any = rnd_below(&r, 3);
+		op_gen(model, seed * 1000003 + (uint64_t)i, op);
+		int dead = any ? child(NULL, 1 + rnd_below(&r, 3 + any * any * 8), 0, 0, 0) :
+				 child(place[at], 1 + rnd_below(&r, 2), 0, 0, 0);
+		op_model(model, op, &unknown);
+		kills[at] += !any && dead == 1;
+		kills_any += any && dead == 1;
+		if (dead == 1 && rnd_below(&r, 3) == 0)
+			child(NULL, 1 + rnd_below(&r, 30), 1, 0, 0);
+		if (dead < 0 || ((dead || i % 16 == 0) && !sound(seed + (uint64_t)i * 5))) {
+			printf("# op %d kind %d, place %s, killed %d\n", i, op->kind, place[at], dead);
+			return 0;
+		}
+	}
+	return 1;
+}
+
+/* Single-block runs until the table is about to double, and a death at each step of that. */
+static int kill_in_growth(void)
+{
+	int id = 1;
+	for (uint32_t at = PLACE_TABLE; at < PLACES; at++) {
+		struct kvp_radix_stats st;
+		struct kvp_radix_report rep;
+		struct kvp_radix_w *w = open_writer(&rep);
+		for (kvp_radix_stats(&radix, &st); st.runs + 10 < st.table_slots / 2; st.runs++)
+			filler_op(w, (uint64_t)id++);
+		kvp_radix_w_close(w);
+		int dead = child(place[at], 1, 0, id, 40);
+		if (dead != 1 || !sound((uint64_t)id))
+			return 0;
+		kills[at]++;
+		id += 40;
+	}
+	return 1;
+}
+
+int main(void)
+{
+	const char *fixed = getenv("KVP_SEED");
+	uint64_t seed = fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+	printf("# seed %llu\n", (unsigned long long)seed);
+	model = malloc(sizeof(*model));
+	match = malloc(sizeof(*match));
+	op = malloc(sizeof(*op));
+	ok(seg_new(&seg, &geom) == 0 && kvp_radix_join(seg.pub, &geom, &radix) == 0, "both segments are made");
+	model_init(model, geom.index_rank_max, MODEL_SLOTS);
+	ok(kill_in_ops(seed), "an operation has happened fully after a kill at any place");
+	ok(kill_in_growth(), "a doubling of the table survives a kill at any place");
+	printf("# %u more kills anywhere\n", kills_any);
+	for (uint32_t i = 0; i < PLACES; i++)
+		ok(kills[i] > 0, "writer killed at %s (%u times)", place[i], kills[i]);
+	return done();
+}
+#endif
