@@ -15,20 +15,25 @@ int main(void)
 	return done();
 }
 #else
-#define OPS 400      /* at least */
+#define OPS 400	     /* at least */
 #define OPS_MAX 6000 /* until every place was met */
-#define FILLER 1 /* index slot outside the model, in a partition of its own */
+#define FILLER 1     /* index slot outside the model, in a partition of its own */
 
-static const char *const place[] = { "radix:op", "radix:commit", "radix:commit_odd", "radix:commit_half",
-	"radix:commit_key", "radix:committed", "radix:create", "radix:append", "radix:split", "radix:split_tail",
-	"radix:split_head", "radix:split_done", "radix:killed", "radix:cover_entry", "radix:named", "radix:rename",
-	"radix:move", "radix:unalias", "radix:hold_holes", "radix:drop_holes", "radix:drop_seen", "radix:dropped",
-	"radix:drop_all", "radix:table_begin", "radix:table_copied", "radix:table_new" };
+static const char *const place[] = {"radix:op", "radix:commit", "radix:commit_odd", "radix:commit_half",
+	"radix:commit_key", "radix:committed", "radix:create", "radix:append", "radix:split",
+	"radix:split_tail", "radix:split_head", "radix:split_done", "radix:killed", "radix:cover_entry",
+	"radix:named", "radix:rename", "radix:move", "radix:unalias", "radix:hold_holes", "radix:drop_holes",
+	"radix:drop_seen", "radix:dropped", "radix:drop_all", "radix:table_begin", "radix:table_copied",
+	"radix:table_new"};
 #define PLACES (sizeof(place) / sizeof(place[0]))
 #define PLACE_TABLE 23 /* the last three need a growing table */
 
-static struct kvp_geom geom = { .slot_max = 8, .rank_max = 64, .index_rank_max = 256, .block_max = 100000,
-	.region_gen = 7, .salt = { 11, 22 } };
+static struct kvp_geom geom = {.slot_max = 8,
+	.rank_max = 64,
+	.index_rank_max = 256,
+	.block_max = 100000,
+	.region_gen = 7,
+	.salt = {11, 22}};
 static struct seg seg;
 static struct kvp_radix radix;
 static struct model *model;
@@ -112,11 +117,11 @@ static uint32_t rarest(void)
 static int kill_in_ops(uint64_t seed)
 {
 	for (int i = 0; i < OPS || (i < OPS_MAX && kills[rarest()] == 0); i++) {
-		struct rng r = { seed * 77 + (uint64_t)i };
+		struct rng r = {seed * 77 + (uint64_t)i};
 		uint32_t at = rarest(), unknown, any = rnd_below(&r, 3);
 		op_gen(model, seed * 1000003 + (uint64_t)i, op);
-		int dead = any ? child(NULL, 1 + rnd_below(&r, 3 + any * any * 8), 0, 0, 0) :
-				 child(place[at], 1 + rnd_below(&r, 2), 0, 0, 0);
+		int dead = any ? child(NULL, 1 + rnd_below(&r, 3 + any * any * 8), 0, 0, 0)
+			       : child(place[at], 1 + rnd_below(&r, 2), 0, 0, 0);
 		op_model(model, op, &unknown);
 		kills[at] += !any && dead == 1;
 		kills_any += any && dead == 1;
@@ -153,12 +158,14 @@ static int kill_in_growth(void)
 int main(void)
 {
 	const char *fixed = getenv("KVP_SEED");
-	uint64_t seed = fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+	uint64_t seed =
+		fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
 	printf("# seed %llu\n", (unsigned long long)seed);
 	model = malloc(sizeof(*model));
 	match = malloc(sizeof(*match));
 	op = malloc(sizeof(*op));
-	ok(seg_new(&seg, &geom) == 0 && kvp_radix_join(seg.pub, &geom, &radix) == 0, "both segments are made");
+	ok(seg_new(&seg, &geom) == 0 && kvp_radix_join(seg.pub, &geom, &radix) == 0,
+		"both segments are made");
 	model_init(model, geom.index_rank_max, MODEL_SLOTS);
 	ok(kill_in_ops(seed), "an operation has happened fully after a kill at any place");
 	ok(kill_in_growth(), "a doubling of the table survives a kill at any place");
