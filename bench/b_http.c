@@ -1,8 +1,8 @@
 /* HTTP echo: one server process, one client process with closed-loop keep-alive connections.
  *
  * Usage      b_http [seconds] [connections] [body bytes]
- * Prints     ops_s = requests a second; ops_cpu_s = requests a second of the server's CPU time (a core's worth);
- *            latencies as the client sees them while it keeps every connection busy.
+ * Prints     ops_s = requests a second; ops_cpu_s = requests a second of the server's CPU time (a core's
+ *            worth); latencies as the client sees them while it keeps every connection busy.
  */
 #include <errno.h>
 #include <signal.h>
@@ -54,7 +54,8 @@ static void on_term(void *ctx, int fd)
 /* Serves until the pipe closes, then writes its CPU time. */
 static int serve(enum kvp_loop_backend be, int ctl, int out)
 {
-	struct kvp_http_server_cfg cfg = {.ip = "127.0.0.1", .max_connections = CONN_MAX, .on_request = on_request};
+	struct kvp_http_server_cfg cfg = {
+		.ip = "127.0.0.1", .max_connections = CONN_MAX, .on_request = on_request};
 	struct kvp_http_server *s;
 	struct kvp_watch w;
 	struct rusage ru;
@@ -67,7 +68,7 @@ static int serve(enum kvp_loop_backend be, int ctl, int out)
 	kvp_loop_run(loop);
 	getrusage(RUSAGE_SELF, &ru);
 	uint64_t us = (uint64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 +
-		(uint64_t)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
+		      (uint64_t)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
 	if (write(out, &us, 8) != 8)
 		return 1;
 	kvp_http_server_close(s);
@@ -133,12 +134,14 @@ static int cmp(const void *a, const void *b)
 
 static void drive(uint16_t port, double seconds)
 {
-	static const struct kvp_sock_ops ops = {.on_recv = on_recv, .on_sent = on_sent, .on_connect = on_connect};
+	static const struct kvp_sock_ops ops = {
+		.on_recv = on_recv, .on_sent = on_sent, .on_connect = on_connect};
 	struct kvp_addr a;
 	char head[256];
 	int n = snprintf(head, sizeof(head),
 		"POST /select HTTP/1.1\r\nHost: 127.0.0.1:%u\r\nContent-Type: application/json\r\n"
-		"Content-Length: %u\r\n\r\n", (unsigned)port, body_bytes);
+		"Content-Length: %u\r\n\r\n",
+		(unsigned)port, body_bytes);
 	if (kvp_loop_open(&loop, 0) || kvp_addr_ip(&a, "127.0.0.1", port))
 		exit(1);
 	req_len = (uint64_t)n + body_bytes;

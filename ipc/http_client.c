@@ -23,7 +23,7 @@ struct cl_conn {
 	enum kvp_http_framing framing;
 	uint64_t left, tx_mark;
 	uint8_t state, reused, sending;
-	uint8_t got;       /* a byte of the response came */
+	uint8_t got;	   /* a byte of the response came */
 	uint8_t head_done; /* its final head is complete */
 	uint8_t in_recv;   /* our frame is on the stack: closing leaves the memory to it */
 	uint8_t closed;
@@ -121,7 +121,8 @@ static void on_idle_end(void *ctx, struct kvp_timer *t)
 	conn_close(ctx);
 }
 
-/* The request is kept until an answer begins, for the one retry; what is sent is a copy where that can happen. */
+/* The request is kept until an answer begins, for the one retry; what is sent is a copy where that can
+ * happen. */
 static int request_send(struct cl_conn *c)
 {
 	struct kvp_http_call *k = c->call;
@@ -215,8 +216,8 @@ static void conn_finish(struct cl_conn *c, uint64_t rest)
 	struct kvp_http_client *cl = c->cl;
 	struct kvp_http_call *k = c->call;
 	if (!c->head.keep_alive || rest || c->sending ||
-		kvp_timer_set(cl->loop, &c->idle, kvp_loop_now_ns(cl->loop) + cl->cfg.idle_ms * UINT64_C(1000000),
-			on_idle_end, c)) {
+		kvp_timer_set(cl->loop, &c->idle,
+			kvp_loop_now_ns(cl->loop) + cl->cfg.idle_ms * UINT64_C(1000000), on_idle_end, c)) {
 		call_done(k, KVP_OK);
 		return;
 	}
@@ -278,8 +279,8 @@ static int body_in(struct cl_conn *c, const char *data, uint64_t len)
 	return KVP_OK;
 }
 
-/* Takes bytes of a response. KVP_OK: complete, *used says where; KVP_ERR_AGAIN: more, or the call was cancelled by
- * its callbacks (c->call is NULL then). */
+/* Takes bytes of a response. KVP_OK: complete, *used says where; KVP_ERR_AGAIN: more, or the call was
+ * cancelled by its callbacks (c->call is NULL then). */
 static int response_in(struct cl_conn *c, const char *data, uint64_t len, uint64_t *used)
 {
 	uint64_t at = 0, n;
@@ -342,7 +343,8 @@ static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len
 			conn_died(c);
 		return;
 	}
-	if (c->reused && !c->got && c->sock.tx_bytes == c->tx_mark && c->call->req.len <= UNSOLICITED_MAX_BYTES) {
+	if (c->reused && !c->got && c->sock.tx_bytes == c->tx_mark &&
+		c->call->req.len <= UNSOLICITED_MAX_BYTES) {
 		conn_died(c); /* said before it was asked: no answer to this request */
 		return;
 	}
@@ -361,7 +363,8 @@ static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len
 		conn_release(c);
 }
 
-static const struct kvp_sock_ops conn_ops = {.on_recv = on_recv, .on_sent = on_sent, .on_connect = on_connect};
+static const struct kvp_sock_ops conn_ops = {
+	.on_recv = on_recv, .on_sent = on_sent, .on_connect = on_connect};
 
 /* A connection that its server closed, or that has something to say unasked, shows it to a look that takes
  * nothing. */
@@ -480,8 +483,9 @@ int kvp_http_call(struct kvp_http_client *cl, const struct kvp_http_call_cfg *cf
 {
 	const char *method = cfg->method ? cfg->method : "GET";
 	struct kvp_addr a;
-	if (address(cfg, &a) || !cfg->on_done || !cfg->path || !*cfg->path || !*method || !text_ok(method, 33) ||
-		!text_ok(cfg->path, 33) || !text_ok(cfg->authority, 33) || !lines_ok(cfg->headers))
+	if (address(cfg, &a) || !cfg->on_done || !cfg->path || !*cfg->path || !*method ||
+		!text_ok(method, 33) || !text_ok(cfg->path, 33) || !text_ok(cfg->authority, 33) ||
+		!lines_ok(cfg->headers))
 		return KVP_ERR_INVAL;
 	struct kvp_http_call *k = calloc(1, sizeof(*k));
 	if (!k)
@@ -497,7 +501,8 @@ int kvp_http_call(struct kvp_http_client *cl, const struct kvp_http_call_cfg *cf
 	cl->call = k;
 	int rc = request_build(k, cfg, method);
 	if (!rc && cfg->timeout_ns)
-		rc = kvp_timer_set(cl->loop, &k->deadline, kvp_loop_now_ns(cl->loop) + cfg->timeout_ns, on_deadline, k);
+		rc = kvp_timer_set(
+			cl->loop, &k->deadline, kvp_loop_now_ns(cl->loop) + cfg->timeout_ns, on_deadline, k);
 	if (!rc)
 		rc = call_start(cl, k);
 	if (rc) {
@@ -543,7 +548,8 @@ void kvp_http_call_resume(struct kvp_http_call *k)
 }
 
 #define OR(v, d) ((v) ? (v) : (d))
-int kvp_http_client_open(struct kvp_loop *l, const struct kvp_http_client_cfg *cfg, struct kvp_http_client **out)
+int kvp_http_client_open(
+	struct kvp_loop *l, const struct kvp_http_client_cfg *cfg, struct kvp_http_client **out)
 {
 	struct kvp_http_client *cl = calloc(1, sizeof(*cl));
 	if (!cl)

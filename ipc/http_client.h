@@ -4,8 +4,8 @@
  * Truth      the client's thread only.
  * Writers    loop thread: every function here is called on it, also from inside callbacks.
  * Readers    the same.
- * Ordering   on_head once, on_body any number of times, on_done exactly once - unless the call is
- *            cancelled, then nothing more. None of them runs inside kvp_http_call.
+ * Ordering   on_head once, on_body any number of times, on_done exactly once - unless the call is cancelled,
+ *            then nothing more. None of them runs inside kvp_http_call.
  * Retry      an idle connection that its server closed is noticed before use. A reused one that dies before
  *            the first response byte: once again on a fresh connection. Nothing else is repeated. Redirects
  *            are ordinary responses.
@@ -13,7 +13,7 @@
  *            bytes: KVP_ERR_PROTO and the connection is closed.
  * Lifetime   open to close; close cancels all calls.
  * Crash      process-local.
- * Proved by  tests/t_http.c.
+ * Proved by  tests/t_http_client.c.
  */
 #ifndef KVP_IPC_HTTP_CLIENT_H
 #define KVP_IPC_HTTP_CLIENT_H
@@ -24,39 +24,40 @@
 struct kvp_http_client;
 struct kvp_http_call; /* alive until on_done returns or the cancel */
 
-struct kvp_http_client_cfg { /* zero the struct; 0 takes the default in brackets */
-	uint32_t conn_max;       /* [1024] connections, running and idle */
-	uint32_t idle_max;       /* [64] idle connections kept in all */
-	uint32_t idle_ms;        /* [30000] an idle connection is closed after that */
+struct kvp_http_client_cfg {	 /* zero the struct; 0 takes the default in brackets */
+	uint32_t conn_max;	 /* [1024] connections, running and idle */
+	uint32_t idle_max;	 /* [64] idle connections kept in all */
+	uint32_t idle_ms;	 /* [30000] an idle connection is closed after that */
 	uint32_t head_max_bytes; /* [65536] status line and header block of a response */
 };
 struct kvp_http_client_stat {
 	uint64_t calls, connects, reused, retried, stale; /* stale: idle connections found dead */
-	uint64_t open, idle;                              /* gauges: connections */
+	uint64_t open, idle;				  /* gauges: connections */
 };
 
 struct kvp_http_call_cfg { /* zero the struct; strings are copied */
-	const char *host;    /* IP literal, or "unix:/path" (port ignored) */
+	const char *host;  /* IP literal, or "unix:/path" (port ignored) */
 	uint16_t port;
-	const char *method;  /* NULL = GET */
-	const char *path;    /* target as sent, starts with '/' */
+	const char *method;    /* NULL = GET */
+	const char *path;      /* target as sent, starts with '/' */
 	const char *authority; /* Host header; NULL = host:port, "localhost" for unix */
-	const char *headers; /* further lines, each ending in CRLF; NULL = none */
-	const void *body;    /* copied; Content-Length is sent when len > 0 or method is POST, PUT, PATCH */
+	const char *headers;   /* further lines, each ending in CRLF; NULL = none */
+	const void *body;      /* copied; Content-Length is sent when len > 0 or method is POST, PUT, PATCH */
 	uint64_t len;
-	uint64_t timeout_ns; /* for the whole call; 0 = none */
+	uint64_t timeout_ns;	 /* for the whole call; 0 = none */
 	uint64_t body_max_bytes; /* of the response; 0 = no cap. Over it: KVP_ERR_LIMIT */
 	/* on_head: final status (1xx are skipped). on_body: bytes valid during the call. Both may be NULL.
 	 * on_done: err KVP_OK = complete response; KVP_ERR_TIMEOUT; KVP_ERR_LIMIT (head or body too large);
-	 * KVP_ERR_PROTO (not HTTP); KVP_ERR_CLOSED (died or ended early); KVP_ERR_SYS (no connection, errno set).
-	 * status is 0 if no head came. */
+	 * KVP_ERR_PROTO (not HTTP); KVP_ERR_CLOSED (died or ended early); KVP_ERR_SYS (no connection, errno
+	 * set). status is 0 if no head came. */
 	void (*on_head)(void *ctx, struct kvp_http_call *c, int status);
 	void (*on_body)(void *ctx, struct kvp_http_call *c, const char *data, uint64_t len);
 	void (*on_done)(void *ctx, struct kvp_http_call *c, int status, int err);
 	void *ctx;
 };
 
-int kvp_http_client_open(struct kvp_loop *l, const struct kvp_http_client_cfg *cfg, struct kvp_http_client **out);
+int kvp_http_client_open(
+	struct kvp_loop *l, const struct kvp_http_client_cfg *cfg, struct kvp_http_client **out);
 void kvp_http_client_close(struct kvp_http_client *c); /* NULL is fine; not from a callback of the client */
 const struct kvp_http_client_stat *kvp_http_client_stat(const struct kvp_http_client *c);
 

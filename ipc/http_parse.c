@@ -5,7 +5,7 @@
 #include <kvpick/err.h>
 #include "ipc/http_parse.h"
 
-#define BLANK_LINES_MAX 8        /* before a request line */
+#define BLANK_LINES_MAX 8	 /* before a request line */
 #define CHUNK_OVERHEAD_MAX 16384 /* extensions and trailers of one body */
 #define CHUNK_DIGITS_MAX 16
 #define BUF_MIN 1024
@@ -63,14 +63,16 @@ static int is_text(unsigned char c)
 
 static int is_token(unsigned char c)
 {
-	return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || (c && strchr("!#$%&'*+-.^_`|~", c));
+	return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
+	       (c && strchr("!#$%&'*+-.^_`|~", c));
 }
 
 /* One line's bytes; stops at the first that is none. */
 static int head_line(struct kvp_http_head *h, const char *data, uint64_t len, uint64_t *at)
 {
 	uint64_t i = *at, most = len - i;
-	uint64_t room = h->line_len || h->header_len ? h->header_max - h->header_len : h->line_max - h->cur_len;
+	uint64_t room =
+		h->line_len || h->header_len ? h->header_max - h->header_len : h->line_max - h->cur_len;
 	most = most < room + 1 ? most : room + 1; /* one more than allowed is enough to see that */
 	uint64_t end = i + most;
 	while (i < end && is_text((unsigned char)data[i]))
@@ -159,15 +161,17 @@ static int on_field(http_parser *p, const char *at, size_t len)
 	struct kvp_http_head *h = p->data;
 	if (h->field_cnt == h->field_cap) {
 		uint32_t cap = h->field_cap ? h->field_cap * 2 : 16;
-		struct kvp_http_field *f =
-			cap > KVP_HTTP_FIELD_MAX ? NULL : realloc(h->field, cap * sizeof(struct kvp_http_field));
+		struct kvp_http_field *f = cap > KVP_HTTP_FIELD_MAX
+						   ? NULL
+						   : realloc(h->field, cap * sizeof(struct kvp_http_field));
 		if (!f)
 			return 1;
 		h->field = f;
 		h->field_cap = cap;
 	}
-	h->field[h->field_cnt++] = (struct kvp_http_field){
-		.name = (uint32_t)(at - h->raw.p), .name_len = (uint32_t)len, .val = (uint32_t)(at - h->raw.p)};
+	h->field[h->field_cnt++] = (struct kvp_http_field){.name = (uint32_t)(at - h->raw.p),
+		.name_len = (uint32_t)len,
+		.val = (uint32_t)(at - h->raw.p)};
 	return 0;
 }
 
@@ -246,7 +250,9 @@ const char *kvp_http_head_find(const struct kvp_http_head *h, const char *name, 
 void kvp_http_head_reset(struct kvp_http_head *h)
 {
 	struct kvp_http_buf raw = h->raw;
-	struct kvp_http_head keep = {.line_max = h->line_max, .header_max = h->header_max, .field = h->field,
+	struct kvp_http_head keep = {.line_max = h->line_max,
+		.header_max = h->header_max,
+		.field = h->field,
 		.field_cap = h->field_cap};
 	kvp_http_buf_trim(&raw);
 	keep.raw = raw;
@@ -360,6 +366,11 @@ static int chunk_byte(struct kvp_http_chunk *c, char b)
 		break;
 	}
 	return KVP_ERR_PROTO;
+}
+
+uint64_t kvp_http_chunk_due(const struct kvp_http_chunk *c)
+{
+	return c->state == CHUNK_DATA ? c->left : 0;
 }
 
 int kvp_http_chunk_feed(struct kvp_http_chunk *c, const char *data, uint64_t len, uint64_t *used,

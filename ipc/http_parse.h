@@ -4,8 +4,8 @@
  *            http_parser in one piece; what that library lets through is checked on top. Bodies are counted
  *            (Content-Length) or decoded (chunked) here.
  * Truth      the caller's thread only.
- * Strict     CRLF only; no control bytes, no line folding, no space before a colon; one Content-Length at most and
- *            not with Transfer-Encoding; no coding but chunked.
+ * Strict     CRLF only; no control bytes, no line folding, no space before a colon; one Content-Length at
+ *            most and not with Transfer-Encoding; no coding but chunked.
  * Lifetime   zero the struct, set the limits, feed; reset between messages keeps buffers, free ends it.
  * Crash      process-local.
  * Proved by  tests/t_http.c, tests/fuzz/f_http.c.
@@ -16,8 +16,8 @@
 #include <stdint.h>
 #include "ipc/http_server.h"
 
-#define KVP_HTTP_FIELD_MAX 1024   /* header fields of one message */
-#define KVP_HTTP_KEEP_BYTES 8192  /* a larger buffer is not kept between messages */
+#define KVP_HTTP_FIELD_MAX 1024	 /* header fields of one message */
+#define KVP_HTTP_KEEP_BYTES 8192 /* a larger buffer is not kept between messages */
 
 struct kvp_http_buf {
 	char *p;
@@ -47,11 +47,11 @@ struct kvp_http_head {
 	uint8_t minor, keep_alive, done;
 	uint16_t version; /* major * 256 + minor as written */
 	uint16_t status;  /* response */
-	uint8_t method;   /* request: the library's number */
+	uint8_t method;	  /* request: the library's number */
 	uint32_t url, url_len;
 };
-/* feed takes bytes up to the end of the head. KVP_OK: complete; KVP_ERR_AGAIN: more; KVP_ERR_LIMIT; KVP_ERR_PROTO;
- * KVP_ERR_SYS. *used bytes were taken in any case. */
+/* feed takes bytes up to the end of the head. KVP_OK: complete; KVP_ERR_AGAIN: more; KVP_ERR_LIMIT;
+ * KVP_ERR_PROTO; KVP_ERR_SYS. *used bytes were taken in any case. */
 int kvp_http_head_feed(struct kvp_http_head *h, const char *data, uint64_t len, uint64_t *used);
 /* parse reads a complete head: KVP_OK, KVP_ERR_PROTO, KVP_ERR_LIMIT (too many fields), KVP_ERR_SYS. */
 int kvp_http_head_parse(struct kvp_http_head *h, enum kvp_http_kind kind);
@@ -60,7 +60,8 @@ void kvp_http_head_reset(struct kvp_http_head *h);
 void kvp_http_head_free(struct kvp_http_head *h);
 
 enum kvp_http_framing { KVP_HTTP_FRAME_NONE, KVP_HTTP_FRAME_LENGTH, KVP_HTTP_FRAME_CHUNKED };
-/* framing of the body from the fields; KVP_ERR_PROTO; KVP_ERR_INVAL: a transfer coding that is not chunked. */
+/* framing of the body from the fields; KVP_ERR_PROTO; KVP_ERR_INVAL: a transfer coding that is not
+ * chunked. */
 int kvp_http_head_framing(const struct kvp_http_head *h, enum kvp_http_framing *f, uint64_t *length);
 
 struct kvp_http_chunk {
@@ -68,10 +69,13 @@ struct kvp_http_chunk {
 	uint32_t overhead; /* bytes of extensions and trailers so far */
 	uint8_t state, digits;
 };
-/* One step: takes *used bytes; of them out_len at *out are body. KVP_OK: the last byte of the body's framing was
- * taken; KVP_ERR_AGAIN: go on with the rest; KVP_ERR_PROTO. */
+/* One step: takes *used bytes; of them out_len at *out are body. KVP_OK: the last byte of the body's framing
+ * was taken; KVP_ERR_AGAIN: go on with the rest; KVP_ERR_PROTO. */
 int kvp_http_chunk_feed(struct kvp_http_chunk *c, const char *data, uint64_t len, uint64_t *used,
 	const char **out, uint64_t *out_len);
+
+/* kvp_http_chunk_due: bytes still to come of the chunk whose size line is complete, else 0. */
+uint64_t kvp_http_chunk_due(const struct kvp_http_chunk *c);
 
 enum kvp_http_phase { KVP_HTTP_IN_HEAD, KVP_HTTP_IN_BODY, KVP_HTTP_IN_DONE, KVP_HTTP_IN_FAILED };
 struct kvp_http_in { /* one request */
@@ -82,9 +86,9 @@ struct kvp_http_in { /* one request */
 	enum kvp_http_framing framing;
 	enum kvp_http_phase phase;
 	uint64_t length;
-	uint8_t expect;   /* 100-continue asked for */
+	uint8_t expect;	  /* 100-continue asked for */
 	uint8_t started;  /* a byte of the request was seen */
-	int status;       /* of a failure: 400 ... 505 */
+	int status;	  /* of a failure: 400 ... 505 */
 	const char *text; /* of a failure */
 	struct kvp_http_req req;
 };

@@ -44,8 +44,8 @@ static const char *date_now(struct kvp_http_server *s)
 	return s->date;
 }
 
-void kvp_http_put_head(struct http_conn *c, int status, const char *content_type, const char *extra,
-	uint64_t body_len)
+void kvp_http_put_head(
+	struct http_conn *c, int status, const char *content_type, const char *extra, uint64_t body_len)
 {
 	char head[HEAD_MAX];
 	int n = snprintf(head, sizeof(head), KVP_HTTP_PREFIX "%d %s\r\nDate: %s\r\n", status, reason(status),
@@ -72,13 +72,13 @@ void kvp_http_put_head(struct http_conn *c, int status, const char *content_type
 
 static int keeps(const struct http_conn *c)
 {
-	return c->in.req.minor && c->in.head.keep_alive && !c->srv->draining;
+	return c->in.req.minor && c->in.head.keep_alive && !c->overrun && !c->srv->draining;
 }
 
 /* The handler is done: the connection takes the next request or ends behind its output. */
 static void reply_done(struct http_conn *c)
 {
-	c->state = c->keep ? CONN_READ : CONN_FLUSH;
+	c->state = c->keep && !c->overrun ? CONN_READ : CONN_FLUSH;
 	c->reply = REPLY_NONE;
 	c->on_drain = NULL;
 	c->prefix_sent = c->drain_asked = 0;
@@ -100,7 +100,8 @@ void kvp_http_reply_extra(struct kvp_http_req *r, int status, const char *conten
 	reply_done(c);
 }
 
-void kvp_http_reply(struct kvp_http_req *r, int status, const char *content_type, const void *body, uint64_t len)
+void kvp_http_reply(
+	struct kvp_http_req *r, int status, const char *content_type, const void *body, uint64_t len)
 {
 	kvp_http_reply_extra(r, status, content_type, NULL, body, len);
 }

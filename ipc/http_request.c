@@ -51,7 +51,8 @@ static int line_exact(const struct kvp_http_head *h)
 
 static int target_split(struct kvp_http_req *r, const char *t, uint32_t len)
 {
-	if (len >= 7 && (strncasecmp(t, "http://", 7) == 0 || (len >= 8 && strncasecmp(t, "https://", 8) == 0))) {
+	if (len >= 7 &&
+		(strncasecmp(t, "http://", 7) == 0 || (len >= 8 && strncasecmp(t, "https://", 8) == 0))) {
 		uint32_t at = (t[4] | 32) == 's' ? 8 : 7, from = at;
 		while (at < len && t[at] != '/' && t[at] != '?')
 			at++;
@@ -59,8 +60,7 @@ static int target_split(struct kvp_http_req *r, const char *t, uint32_t len)
 			return KVP_ERR_PROTO;
 		t += at;
 		len -= at;
-	} else if (!(len && t[0] == '/') &&
-		!(len == 1 && t[0] == '*' && r->method == KVP_HTTP_OPTIONS)) {
+	} else if (!(len && t[0] == '/') && !(len == 1 && t[0] == '*' && r->method == KVP_HTTP_OPTIONS)) {
 		return KVP_ERR_PROTO;
 	}
 	const char *q = len ? memchr(t, '?', len) : NULL;
@@ -159,7 +159,7 @@ static int body_feed(struct kvp_http_in *in, const char *data, uint64_t len, uin
 		if (out_len && body_put(in, out, out_len) == KVP_ERR_PROTO)
 			return KVP_ERR_PROTO;
 		/* Known to be too large before its bytes are here. */
-		if (rc == KVP_ERR_AGAIN && in->chunk.left > in->body_max - in->body.len)
+		if (rc == KVP_ERR_AGAIN && kvp_http_chunk_due(&in->chunk) > in->body_max - in->body.len)
 			return fail(in, 413, "request body too large");
 	}
 	if (rc == KVP_ERR_PROTO)

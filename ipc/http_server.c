@@ -6,7 +6,8 @@
 #include <kvpick/err.h>
 #include "ipc/http_server_priv.h"
 
-#define PEND_MAX_BYTES 65536     /* pipelined bytes kept behind a running request before receiving stops */
+#define PEND_PAUSE_BYTES                                                                                     \
+	65536 /* unparsed bytes of a client that does not read its answers: receiving stops */
 #define ERROR_BODY_MAX 1024
 #define DRAIN_GRACE_NS 1000000000u /* for a connection that has not sent its first request yet */
 
@@ -103,8 +104,8 @@ static void dispatch(struct http_conn *c)
 	s->cfg.on_request(s->cfg.ctx, &c->in.req);
 }
 
-/* Parses and runs what is there; returns the bytes taken. Stops at a request that is not answered at once, and
- * while the client does not read its answers. */
+/* Parses and runs what is there; returns the bytes taken. Stops at a request that is not answered at once,
+ * and while the client does not read its answers. */
 static uint64_t advance(struct http_conn *c, const char *data, uint64_t len)
 {
 	uint64_t at = 0;
@@ -130,7 +131,14 @@ static uint64_t advance(struct http_conn *c, const char *data, uint64_t len)
 
 static int pend_put(struct http_conn *c, const char *data, uint64_t len)
 {
-	if (c->pend_at) {
+	if (c->overrun)
+		return KVP_OK;
+	if (c->state == CONN_BUSY && c->pend.len - c->pend_at + len > c->srv->cfg.body_max_bytes) {
+		c->srv->stat.overrun++;
+		c->overrun = 1;
+		return KVP_OK;
+	}
+	if (c->pend_at && c->pend_at >= c->pend.len - c->pend_at) { /* at most one move a byte */
 		memmove(c->pend.p, c->pend.p + c->pend_at, c->pend.len - c->pend_at);
 		c->pend.len -= c->pend_at;
 		c->pend_at = 0;
@@ -146,16 +154,17 @@ static void pend_run(struct http_conn *c)
 		kvp_http_buf_trim(&c->pend);
 		c->pend_at = 0;
 	}
-	uint64_t left = c->pend.len - c->pend_at;
-	if (left > PEND_MAX_BYTES && !c->paused && !c->eof) {
-		c->paused = 1;
+	/* Never behind a running request: its handler must hear of a client that goes away, and a FIN that
+	 * the client's kernel could not send for want of window is heard by reading only. */
+	int pause = c->state == CONN_READ && unsent(c) >= c->srv->cfg.stream_high_bytes &&
+		    c->pend.len - c->pend_at > PEND_PAUSE_BYTES;
+	if (pause == c->paused || c->eof || c->dead)
+		return;
+	c->paused = (uint8_t)pause;
+	if (pause)
 		kvp_sock_recv_stop(&c->sock);
-		kvp_sock_watch_hup(&c->sock, KVP_SOCK_RDHUP | KVP_SOCK_HUP);
-	} else if (left <= PEND_MAX_BYTES / 2 && c->paused && !c->eof) {
-		c->paused = 0;
-		kvp_sock_watch_hup(&c->sock, 0);
+	else
 		kvp_sock_recv_start(&c->sock);
-	}
 }
 
 static void flush(struct http_conn *c)
@@ -172,8 +181,8 @@ static void flush(struct http_conn *c)
 
 static void conn_timer(void *ctx, struct kvp_timer *t);
 
-/* Everything is sent. Bytes of the client that nobody reads would turn our FIN into a reset that can overtake the
- * answer, so they are read until the client closes. */
+/* Everything is sent. Bytes of the client that nobody reads would turn our FIN into a reset that can overtake
+ * the answer, so they are read until the client closes. */
 static void linger_begin(struct http_conn *c)
 {
 	struct kvp_http_server *s = c->srv;
@@ -184,7 +193,6 @@ static void linger_begin(struct http_conn *c)
 	c->state = CONN_LINGER;
 	c->linger_ns = kvp_loop_now_ns(s->loop) + s->linger_ns;
 	kvp_sock_shutdown(&c->sock);
-	kvp_sock_watch_hup(&c->sock, 0);
 	kvp_sock_recv_start(&c->sock);
 	if (kvp_timer_set(s->loop, &c->timer, c->linger_ns, conn_timer, c))
 		conn_free(c);
@@ -212,8 +220,8 @@ static void conn_work(void *ctx)
 		linger_begin(c);
 }
 
-/* A FIN says only that the client sends no more. The first bytes of the answer, the same for every answer, are
- * harmless to a client that waits for it and are answered with a reset for one that is gone. */
+/* A FIN says only that the client sends no more. The first bytes of the answer, the same for every answer,
+ * are harmless to a client that waits for it and are answered with a reset for one that is gone. */
 static void probe(struct http_conn *c)
 {
 	if (c->state == CONN_BUSY && c->reply == REPLY_NONE && !c->prefix_sent) {
@@ -282,16 +290,14 @@ static void on_sent(void *ctx, struct kvp_sock *sock, char *buf, int err)
 static void on_hup(void *ctx, struct kvp_sock *sock, int hup)
 {
 	(void)sock;
-	if (hup & KVP_SOCK_HUP)
-		conn_lost(ctx);
-	else
-		probe(ctx);
+	(void)hup; /* only HUP is watched */
+	conn_lost(ctx);
 }
 
 static const struct kvp_sock_ops conn_ops = {.on_recv = on_recv, .on_sent = on_sent, .on_hup = on_hup};
 
-/* One timer a connection that is never later than the next deadline: requests do not touch it, it looks what is
- * due when it fires. Returns the next deadline, or 0 if the connection is gone. */
+/* One timer a connection that is never later than the next deadline: requests do not touch it, it looks what
+ * is due when it fires. Returns the next deadline, or 0 if the connection is gone. */
 static uint64_t conn_due(struct http_conn *c, uint64_t now)
 {
 	struct kvp_http_server *s = c->srv;
@@ -397,7 +403,8 @@ static void on_accept(void *ctx, int fd)
 }
 
 #define OR(v, d) ((v) ? (v) : (d))
-int kvp_http_server_open(struct kvp_loop *l, const struct kvp_http_server_cfg *cfg, struct kvp_http_server **out)
+int kvp_http_server_open(
+	struct kvp_loop *l, const struct kvp_http_server_cfg *cfg, struct kvp_http_server **out)
 {
 	if (!cfg->on_request)
 		return KVP_ERR_INVAL;
@@ -416,9 +423,9 @@ int kvp_http_server_open(struct kvp_loop *l, const struct kvp_http_server_cfg *c
 	s->idle_ns = OR(cfg->idle_timeout_ms, 75000) * UINT64_C(1000000);
 	s->linger_ns = OR(cfg->linger_ms, 5000) * UINT64_C(1000000);
 	s->cfg.ip = NULL; /* the caller's string need not live on */
-	int rc = cfg->listen_fd > 0
-		? kvp_loop_listen_fd(l, &s->listener, cfg->listen_fd, on_accept, s)
-		: kvp_loop_listen(l, &s->listener, cfg->ip, cfg->port, cfg->listen_flags, on_accept, s);
+	int rc = cfg->listen_fd > 0 ? kvp_loop_listen_fd(l, &s->listener, cfg->listen_fd, on_accept, s)
+				    : kvp_loop_listen(l, &s->listener, cfg->ip, cfg->port, cfg->listen_flags,
+					      on_accept, s);
 	if (rc) {
 		int err = errno;
 		free(s);
@@ -450,7 +457,8 @@ void kvp_http_server_drain(struct kvp_http_server *s, void (*on_drained)(void *c
 	kvp_listener_close(&s->listener, KVP_LISTENER_SERVE);
 	for (struct http_conn *c = s->conn; c; c = c->next) {
 		kvp_http_conn_work_later(c); /* ends those that wait between requests */
-		if (!c->served && kvp_timer_set(s->loop, &c->timer, s->drain_ns + DRAIN_GRACE_NS, conn_timer, c))
+		if (!c->served &&
+			kvp_timer_set(s->loop, &c->timer, s->drain_ns + DRAIN_GRACE_NS, conn_timer, c))
 			c->dead = 1;
 	}
 	drain_check(s);

@@ -12,10 +12,12 @@
  *            read and thrown away for linger_ms so that the client can read the answer), incomplete within
  *            read_timeout 408, broken framing or bytes 400, other Expect 417, other transfer coding 501,
  *            other version 505, connections 503. Each closes the connection and is counted.
- * Abort      a reset, or a client that closed fully, calls on_abort at once also while the reply is
- *            pending. A client that only ended its sending side (FIN) still gets its reply: to tell the two
- *            apart the first bytes of the coming status line are sent when the FIN arrives; a fully closed
- *            peer answers them with a reset.
+ * Pipelined  bytes behind a running request are kept up to body_max_bytes; over that the rest is thrown away
+ *            and the connection closes behind the reply.
+ * Abort      a reset, or a client that closed fully, calls on_abort at once also while the reply is pending.
+ *            A client that only ended its sending side (FIN) still gets its reply: to tell the two apart the
+ *            first bytes of the coming status line are sent when the FIN arrives; a fully closed peer answers
+ *            them with a reset.
  * Lifetime   open to close. kvp_http_server_close drops all connections (on_abort for running requests).
  * Crash      process-local.
  * Proved by  tests/t_http.c, tests/fuzz/f_http.c.
@@ -42,61 +44,62 @@ enum kvp_http_method {
 struct kvp_http_req {
 	enum kvp_http_method method;
 	uint8_t is_head;
-	uint8_t minor;         /* 1 or 0: HTTP/1.minor */
-	const char *path;      /* raw (percent-encoded), starts with '/' (or is "*"); not terminated */
-	uint32_t path_len;     /* scheme and authority of an absolute-form target are left out */
-	const char *query;     /* behind '?', raw; NULL if there is no '?' */
+	uint8_t minor;	   /* 1 or 0: HTTP/1.minor */
+	const char *path;  /* raw (percent-encoded), starts with '/' (or is "*"); not terminated */
+	uint32_t path_len; /* scheme and authority of an absolute-form target are left out */
+	const char *query; /* behind '?', raw; NULL if there is no '?' */
 	uint32_t query_len;
 	const char *content_type; /* value of the header; NULL if absent */
 	uint32_t content_type_len;
-	const char *body;      /* contiguous, KVP_HTTP_BODY_SLACK readable bytes behind it; never NULL */
+	const char *body; /* contiguous, KVP_HTTP_BODY_SLACK readable bytes behind it; never NULL */
 	uint64_t body_len;
-	uint64_t start_ns;     /* loop time at which the first byte was seen */
-	void *user;            /* the handler's own; NULL at first */
+	uint64_t start_ns; /* loop time at which the first byte was seen */
+	void *user;	   /* the handler's own; NULL at first */
 };
 
-struct kvp_http_server_stat { /* since open */
+struct kvp_http_server_stat {	    /* since open */
 	uint64_t accepted, refused; /* connections; refused = over max_connections, answered 503 and closed */
-	uint64_t requests;          /* given to on_request */
-	uint64_t bad;               /* answered 4xx/5xx by the server itself, without time-outs and limits */
-	uint64_t over_limit;        /* 413, 414, 431 */
-	uint64_t timeouts;          /* 408 */
-	uint64_t idle_closed;       /* idle connections closed by time */
-	uint64_t stalled;           /* clients that read no reply for read_timeout: closed */
-	uint64_t aborted;           /* on_abort calls */
+	uint64_t requests;	    /* given to on_request */
+	uint64_t bad;		    /* answered 4xx/5xx by the server itself, without time-outs and limits */
+	uint64_t over_limit;	    /* 413, 414, 431 */
+	uint64_t timeouts;	    /* 408 */
+	uint64_t idle_closed;	    /* idle connections closed by time */
+	uint64_t stalled;	    /* clients that read no reply for read_timeout: closed */
+	uint64_t aborted;	    /* on_abort calls */
 	uint64_t rx_bytes, tx_bytes;
-	uint64_t open;              /* gauge: connections now */
+	uint64_t open;	  /* gauge: connections now */
+	uint64_t overrun; /* more than body_max_bytes pipelined behind a running request: closed after it */
 };
 
-struct kvp_http_server_cfg { /* zero the struct; 0 takes the default in brackets */
-	const char *ip;            /* literal; NULL = any IPv4 */
-	uint16_t port;             /* 0 = any, see kvp_http_server_port */
-	int listen_fd;             /* > 0: take over this listening descriptor instead of ip and port */
-	int listen_flags;          /* enum kvp_listen_flags */
-	uint32_t max_connections;  /* [4096] */
-	uint32_t header_max_bytes; /* [65536] header fields with their CRLFs and the empty line */
-	uint32_t line_max_bytes;   /* [16384] request line without CRLF */
-	uint64_t body_max_bytes;   /* [8388608] */
-	uint32_t read_timeout_ms;  /* [30000] first byte to complete request; also the longest stall of a reply */
-	uint32_t idle_timeout_ms;  /* [75000] */
-	uint32_t linger_ms;        /* [5000] */
+struct kvp_http_server_cfg {	    /* zero the struct; 0 takes the default in brackets */
+	const char *ip;		    /* literal; NULL = any IPv4 */
+	uint16_t port;		    /* 0 = any, see kvp_http_server_port */
+	int listen_fd;		    /* > 0: take over this listening descriptor instead of ip and port */
+	int listen_flags;	    /* enum kvp_listen_flags */
+	uint32_t max_connections;   /* [4096] */
+	uint32_t header_max_bytes;  /* [65536] header fields with their CRLFs and the empty line */
+	uint32_t line_max_bytes;    /* [16384] request line without CRLF */
+	uint64_t body_max_bytes;    /* [8388608] */
+	uint32_t read_timeout_ms;   /* [30000] first byte to complete request; longest stall of a reply */
+	uint32_t idle_timeout_ms;   /* [75000] */
+	uint32_t linger_ms;	    /* [5000] */
 	uint32_t stream_high_bytes; /* [262144] unsent bytes of a streamed reply at which chunk says AGAIN */
 	void (*on_request)(void *ctx, struct kvp_http_req *r);
 	void (*on_abort)(void *ctx, struct kvp_http_req *r); /* may be NULL */
-	/* Body of the server's own errors, at most cap bytes to buf, its length returned; NULL: {"error":"text"}.
-	 * Content type is application/json. */
+	/* Body of the server's own errors, at most cap bytes to buf, its length returned; NULL:
+	 * {"error":"text"}. Content type is application/json. */
 	size_t (*error_body)(void *ctx, int status, const char *text, char *buf, size_t cap);
 	void *ctx;
 };
 
 /* kvp_http_server_open binds and listens. KVP_ERR_INVAL (address, no on_request), KVP_ERR_SYS (errno). */
-int kvp_http_server_open(struct kvp_loop *l, const struct kvp_http_server_cfg *cfg, struct kvp_http_server **out);
+int kvp_http_server_open(
+	struct kvp_loop *l, const struct kvp_http_server_cfg *cfg, struct kvp_http_server **out);
 uint16_t kvp_http_server_port(const struct kvp_http_server *s);
 const struct kvp_http_server_stat *kvp_http_server_stat(const struct kvp_http_server *s);
-/* kvp_http_server_drain stops accepting (what waits in the backlog is still served), closes idle
- * connections at once, lets running requests and uploads finish (their connections close behind the reply)
- * and then calls on_drained once (never from inside this call). The server must still be closed; closing
- * ends the drain. */
+/* kvp_http_server_drain stops accepting (what waits in the backlog is still served), closes idle connections
+ * at once, lets running requests and uploads finish (their connections close behind the reply) and then calls
+ * on_drained once (never from inside this call). The server must still be closed; closing ends the drain. */
 void kvp_http_server_drain(struct kvp_http_server *s, void (*on_drained)(void *ctx), void *ctx);
 void kvp_http_server_close(struct kvp_http_server *s); /* NULL is fine; not from a callback of the server */
 
@@ -108,7 +111,8 @@ uint32_t kvp_http_req_header_cnt(const struct kvp_http_req *r, const char *name)
 
 /* Whole reply: copies everything. extra: further header lines, each ending in CRLF, or NULL. content_type
  * NULL: none. May be called from on_request or any time later. */
-void kvp_http_reply(struct kvp_http_req *r, int status, const char *content_type, const void *body, uint64_t len);
+void kvp_http_reply(
+	struct kvp_http_req *r, int status, const char *content_type, const void *body, uint64_t len);
 void kvp_http_reply_extra(struct kvp_http_req *r, int status, const char *content_type, const char *extra,
 	const void *body, uint64_t len);
 /* Streamed reply: chunked, or until close for HTTP/1.0. chunk always takes the bytes; KVP_ERR_AGAIN asks the

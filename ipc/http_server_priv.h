@@ -1,8 +1,9 @@
 /* ipc/http_server_priv.h - what http_server.c (connections) and http_reply.c (replies) share.
  *
- * Shape      a connection is READ (collecting a request), BUSY (a handler has it), FLUSH (closes once everything
- *            is sent) or LINGER (FIN sent, what still comes is thrown away). Functions that handlers call never
- *            free a connection: they leave the rest to its deferred work at the end of the turn.
+ * Shape      a connection is READ (collecting a request), BUSY (a handler has it), FLUSH (closes once
+ *            everything is sent) or LINGER (FIN sent, what still comes is thrown away). Functions that
+ *            handlers call never free a connection: they leave the rest to its deferred work at the end of
+ *            the turn.
  * Truth      loop thread only. Crash: process-local.
  */
 #ifndef KVP_IPC_HTTP_SERVER_PRIV_H
@@ -30,12 +31,13 @@ struct http_conn {
 	void (*on_drain)(void *ctx, struct kvp_http_req *r);
 	uint32_t served;
 	uint8_t state, reply;
-	uint8_t eof;         /* the client sends no more */
-	uint8_t paused;      /* receiving stopped because of pend */
+	uint8_t eof;	     /* the client sends no more */
+	uint8_t paused;	     /* receiving stopped: the client does not read its answers */
+	uint8_t overrun;     /* pipelined too much: closes behind the running request */
 	uint8_t prefix_sent; /* first bytes of the status line are out */
 	uint8_t drain_asked; /* chunk said AGAIN */
-	uint8_t dead;        /* to be dropped by the deferred work */
-	uint8_t keep;        /* this reply keeps the connection */
+	uint8_t dead;	     /* to be dropped by the deferred work */
+	uint8_t keep;	     /* this reply keeps the connection */
 };
 
 struct kvp_http_server {
@@ -56,12 +58,12 @@ struct kvp_http_server {
 
 static inline struct http_conn *conn_of(const struct kvp_http_req *r)
 {
-	return (struct http_conn *)((char *)(uintptr_t)r - offsetof(struct http_conn, in.req));
+	return (void *)((char *)(uintptr_t)r - offsetof(struct http_conn, in.req));
 }
 void kvp_http_conn_work_later(struct http_conn *c);
 /* status line and fields; body_len UINT64_MAX: chunked or to close as c->reply says. */
-void kvp_http_put_head(struct http_conn *c, int status, const char *content_type, const char *extra,
-	uint64_t body_len);
+void kvp_http_put_head(
+	struct http_conn *c, int status, const char *content_type, const char *extra, uint64_t body_len);
 void kvp_http_put(struct http_conn *c, const void *data, uint64_t len);
 #define KVP_HTTP_PREFIX "HTTP/1.1 "
 #endif

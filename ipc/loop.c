@@ -189,7 +189,8 @@ void kvp_loop_defer_cancel(struct kvp_defer *d)
 static void defer_run(struct kvp_loop *l)
 {
 	for (int i = 0; l->defer && i < DEFER_ROUNDS_MAX; i++) {
-		struct kvp_defer end = {0}; /* marks the end of the round; its neighbours may be cancelled freely */
+		struct kvp_defer end = {
+			0}; /* marks the end of the round; its neighbours may be cancelled freely */
 		kvp_loop_defer(l, &end, NULL, NULL);
 		for (struct kvp_defer *d; (d = l->defer) != &end;) {
 			kvp_loop_defer_cancel(d);
@@ -199,8 +200,8 @@ static void defer_run(struct kvp_loop *l)
 	}
 }
 
-/* Binary heap on key_ns. A timer that is set to a later time keeps its key: when the key comes up it is put back
- * under the wanted deadline. That makes "push the idle time-out on" free. */
+/* Binary heap on key_ns. A timer that is set to a later time keeps its key: when the key comes up it is put
+ * back under the wanted deadline. That makes "push the idle time-out on" free. */
 static void heap_put(struct kvp_loop *l, uint32_t i, struct kvp_timer *t)
 {
 	l->heap[i] = t;
@@ -271,9 +272,10 @@ static int timers_run(struct kvp_loop *l)
 {
 	int n = 0;
 	/* A callback that sets itself to "now" again must not keep the turn for ever. */
-	for (uint32_t most = l->heap_cnt * 2 + 16; most && l->heap_cnt && l->heap[0]->key_ns <= l->now_ns; most--) {
+	for (uint32_t most = l->heap_cnt * 2 + 16; most && l->heap_cnt && l->heap[0]->key_ns <= l->now_ns;
+		most--) {
 		struct kvp_timer *t = l->heap[0];
-		if (t->deadline_ns > l->now_ns) {
+		if (t->deadline_ns > t->key_ns) { /* first to its place, also when both are due: order */
 			t->key_ns = t->deadline_ns;
 			heap_down(l, 0, t);
 			continue;

@@ -26,11 +26,11 @@ enum kvp_loop_backend { KVP_LOOP_AUTO, KVP_LOOP_URING, KVP_LOOP_EPOLL };
 #define KVP_LOOP_FOREVER UINT64_MAX /* a deadline or time-out that never comes */
 #define KVP_LOOP_RECV_BYTES 16384   /* most bytes one on_recv hands over */
 
-struct kvp_loop_stat { /* all since open, except turn_max_ns */
+struct kvp_loop_stat {			/* all since open, except turn_max_ns */
 	uint64_t turns, events, timers; /* turns; completions handled; timers fired */
-	uint64_t accept_failed;         /* accept errors (EMFILE, ...): accepting pauses 100 ms after each */
-	uint64_t recv_nobufs;           /* receives that found all buffers taken and were repeated */
-	uint64_t turn_max_ns;           /* longest time from waking to sleeping since the last stat_take */
+	uint64_t accept_failed;		/* accept errors (EMFILE, ...): accepting pauses 100 ms after each */
+	uint64_t recv_nobufs;		/* receives that found all buffers taken and were repeated */
+	uint64_t turn_max_ns;		/* longest time from waking to sleeping since the last stat_take */
 };
 
 /* kvp_loop_open makes a loop. entries: submission queue size, 0 = 1024. KVP_ERR_SYS: errno says why. With
@@ -50,8 +50,8 @@ void kvp_loop_stop(struct kvp_loop *l);
 
 /* kvp_loop_now_ns: CLOCK_MONOTONIC at the start of this turn. */
 uint64_t kvp_loop_now_ns(const struct kvp_loop *l);
-/* kvp_loop_stat_take copies the statistics and starts a new turn_max_ns (feed it to a LOOP_MAX_NS counter).
- * */
+/* kvp_loop_stat_take copies the statistics and starts a new turn_max_ns (feed it to a LOOP_MAX_NS
+ * counter). */
 void kvp_loop_stat_take(struct kvp_loop *l, struct kvp_loop_stat *out);
 
 /* kvp_loop_before_sleep: hook runs once a turn after all callbacks; nonzero = there is work, do not block
@@ -70,13 +70,13 @@ struct kvp_defer {
 void kvp_loop_defer(struct kvp_loop *l, struct kvp_defer *d, void (*cb)(void *ctx), void *ctx);
 void kvp_loop_defer_cancel(struct kvp_defer *d); /* not set: nothing */
 
-/* Timers. Zero the struct before first use. Set again = moved (to a later time at no cost). cb runs once,
- * at the first turn at or after deadline_ns (kvp_loop_now_ns clock); it may set the timer again. After
- * cancel no callback comes and the struct may be freed. */
+/* Timers. Zero the struct before first use. Set again = moved (to a later time at no cost). cb runs once, at
+ * the first turn at or after deadline_ns (kvp_loop_now_ns clock); it may set the timer again. After cancel no
+ * callback comes and the struct may be freed. */
 struct kvp_timer {
 	uint64_t deadline_ns; /* wanted */
 	uint64_t key_ns;      /* place in the heap, never later than deadline_ns */
-	uint32_t pos;         /* 1 + index in the heap, 0 = not set */
+	uint32_t pos;	      /* 1 + index in the heap, 0 = not set */
 	void (*cb)(void *ctx, struct kvp_timer *t);
 	void *ctx;
 };
@@ -84,9 +84,9 @@ int kvp_timer_set(struct kvp_loop *l, struct kvp_timer *t, uint64_t deadline_ns,
 	void (*cb)(void *ctx, struct kvp_timer *t), void *ctx); /* KVP_OK, KVP_ERR_SYS: no memory */
 void kvp_timer_cancel(struct kvp_loop *l, struct kvp_timer *t);
 
-/* Watched descriptors (eventfd, signalfd, ZMQ's): cb runs while fd is readable (level-triggered: read it,
- * or it comes again; for ZMQ look at ZMQ_EVENTS until empty). The fd stays the caller's and must stay open
- * until unwatch; after unwatch no callback comes and the struct may be freed. */
+/* Watched descriptors (eventfd, signalfd, ZMQ's): cb runs while fd is readable (level-triggered: read it, or
+ * it comes again; for ZMQ look at ZMQ_EVENTS until empty). The fd stays the caller's and must stay open until
+ * unwatch; after unwatch no callback comes and the struct may be freed. */
 struct kvp_watch {
 	struct kvp_loop *loop; /* NULL = not watching */
 	uint32_t slot;
@@ -94,7 +94,8 @@ struct kvp_watch {
 	void (*cb)(void *ctx, int fd);
 	void *ctx;
 };
-int kvp_loop_watch_fd(struct kvp_loop *l, struct kvp_watch *w, int fd, void (*cb)(void *ctx, int fd), void *ctx);
+int kvp_loop_watch_fd(
+	struct kvp_loop *l, struct kvp_watch *w, int fd, void (*cb)(void *ctx, int fd), void *ctx);
 void kvp_loop_unwatch(struct kvp_watch *w); /* not watching: nothing */
 
 /* Addresses: IPv4 and IPv6 literals ("::1" or "[::1]"), "*" or "" = any; a unix socket path (at most 107
@@ -124,8 +125,8 @@ int kvp_loop_listen(struct kvp_loop *l, struct kvp_listener *ls, const char *ip,
 	void (*on_accept)(void *ctx, int fd), void *ctx);
 int kvp_loop_listen_addr(struct kvp_loop *l, struct kvp_listener *ls, const struct kvp_addr *a, int flags,
 	void (*on_accept)(void *ctx, int fd), void *ctx);
-int kvp_loop_listen_fd(struct kvp_loop *l, struct kvp_listener *ls, int fd,
-	void (*on_accept)(void *ctx, int fd), void *ctx);
+int kvp_loop_listen_fd(
+	struct kvp_loop *l, struct kvp_listener *ls, int fd, void (*on_accept)(void *ctx, int fd), void *ctx);
 void kvp_listener_close(struct kvp_listener *ls, enum kvp_listener_end how); /* closed: nothing */
 
 /* Connected stream sockets. Any callback may close the socket (and free the struct). */
@@ -138,10 +139,11 @@ struct kvp_sock_ops {
 	/* len > 0: bytes, valid during the call only; 0: end of stream; < 0: -errno. After 0 or an error
 	 * receiving has stopped. */
 	void (*on_recv)(void *ctx, struct kvp_sock *s, const char *data, int64_t len);
-	/* The whole buffer is in the kernel's hands (err 0) or sending failed (-errno); buf is the caller's again. */
+	/* The whole buffer is in the kernel's hands (err 0) or sending failed (-errno); buf is the caller's
+	 * again. */
 	void (*on_sent)(void *ctx, struct kvp_sock *s, char *buf, int err);
 	void (*on_connect)(void *ctx, struct kvp_sock *s, int err); /* 0 or -errno */
-	void (*on_hup)(void *ctx, struct kvp_sock *s, int hup);     /* or-ed kvp_sock_hup, once a watch_hup */
+	void (*on_hup)(void *ctx, struct kvp_sock *s, int hup);	    /* or-ed kvp_sock_hup, once a watch_hup */
 };
 struct kvp_sock {
 	struct kvp_loop *loop; /* NULL = closed */
@@ -157,16 +159,16 @@ struct kvp_sock {
 int kvp_sock_open(struct kvp_loop *l, struct kvp_sock *s, int fd, const struct kvp_sock_ops *ops, void *ctx);
 int kvp_sock_connect(struct kvp_loop *l, struct kvp_sock *s, const struct kvp_addr *a,
 	const struct kvp_sock_ops *ops, void *ctx);
-/* recv_start delivers on_recv until recv_stop, end or error. After recv_stop at most one more on_recv
- * comes. An idle receiving socket holds no buffer. */
+/* recv_start delivers on_recv until recv_stop, end or error. After recv_stop at most one more on_recv comes.
+ * An idle receiving socket holds no buffer. */
 void kvp_sock_recv_start(struct kvp_sock *s);
 void kvp_sock_recv_stop(struct kvp_sock *s);
 /* kvp_sock_send sends len >= 1 bytes at buf + off, partial writes continued. buf comes from malloc and
  * belongs to the loop until on_sent; if the socket is closed before, the loop frees it. One send at a time:
  * KVP_ERR_AGAIN (buf stays the caller's) while one runs. */
 int kvp_sock_send(struct kvp_sock *s, char *buf, uint64_t off, uint64_t len);
-/* kvp_sock_watch_hup reports a dead peer while nothing is received: RDHUP|HUP after recv_stop, HUP after
- * the end of stream was received. Replaces an earlier watch; 0 ends it. */
+/* kvp_sock_watch_hup reports a dead peer while nothing is received: RDHUP|HUP after recv_stop, HUP after the
+ * end of stream was received. Replaces an earlier watch; 0 ends it. */
 int kvp_sock_watch_hup(struct kvp_sock *s, int hup);
 void kvp_sock_shutdown(struct kvp_sock *s); /* sends FIN; receiving goes on */
 /* kvp_sock_close: no callback comes after it; the struct may be freed at once. Closed: nothing. */

@@ -84,7 +84,8 @@ static void be_arm(struct kvp_loop *l, struct loop_slot *sl, enum loop_op op)
 
 static void send_try(struct kvp_loop *l, struct loop_slot *sl)
 {
-	ssize_t n = send(sl->fd, sl->send_buf + sl->send_off, sl->send_end - sl->send_off, MSG_NOSIGNAL | MSG_DONTWAIT);
+	ssize_t n = send(sl->fd, sl->send_buf + sl->send_off, sl->send_end - sl->send_off,
+		MSG_NOSIGNAL | MSG_DONTWAIT);
 	int err = n < 0 ? -errno : 0;
 	if (n > 0) {
 		sl->send_off += (uint64_t)n;
@@ -96,7 +97,7 @@ static void send_try(struct kvp_loop *l, struct loop_slot *sl)
 			return;
 		err = -errno;
 	}
-	sl->flying &= (uint8_t)~(1u << LOOP_OP_SEND);
+	sl->flying &= (uint8_t) ~(1u << LOOP_OP_SEND);
 	interest(l, sl);
 	kvp_loop_ev_sent(l, sl, err);
 }
@@ -137,7 +138,7 @@ static void accept_some(struct kvp_loop *l, struct loop_slot *sl, uint64_t key)
 	}
 	if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
 		return;
-	sl->flying &= (uint8_t)~(1u << LOOP_OP_ACCEPT);
+	sl->flying &= (uint8_t) ~(1u << LOOP_OP_ACCEPT);
 	interest(l, sl);
 	if (kvp_loop_ev_accept_failed(l, sl))
 		be_arm(l, sl, LOOP_OP_ACCEPT);
@@ -164,7 +165,7 @@ static void sock_event(struct kvp_loop *l, struct loop_slot *sl, uint64_t key, u
 		if (!(ev & (EPOLLOUT | EPOLLERR | EPOLLHUP)))
 			return;
 		getsockopt(sl->fd, SOL_SOCKET, SO_ERROR, &err, &len);
-		sl->flying &= (uint8_t)~(1u << LOOP_OP_CONNECT);
+		sl->flying &= (uint8_t) ~(1u << LOOP_OP_CONNECT);
 		interest(l, sl);
 		kvp_loop_ev_connect(l, sl, -err);
 		return;

@@ -61,7 +61,8 @@ int kvp_addr_unix(struct kvp_addr *a, const char *path)
 
 /* Watches. */
 
-int kvp_loop_watch_fd(struct kvp_loop *l, struct kvp_watch *w, int fd, void (*cb)(void *ctx, int fd), void *ctx)
+int kvp_loop_watch_fd(
+	struct kvp_loop *l, struct kvp_watch *w, int fd, void (*cb)(void *ctx, int fd), void *ctx)
 {
 	struct loop_slot *sl = kvp_loop_slot_new(l, LOOP_KIND_WATCH, w, fd);
 	if (!sl)
@@ -109,8 +110,8 @@ void kvp_loop_ev_accept(struct kvp_loop *l, struct loop_slot *sl, int fd)
 	ls->on_accept(ls->ctx, fd);
 }
 
-int kvp_loop_listen_fd(struct kvp_loop *l, struct kvp_listener *ls, int fd,
-	void (*on_accept)(void *ctx, int fd), void *ctx)
+int kvp_loop_listen_fd(
+	struct kvp_loop *l, struct kvp_listener *ls, int fd, void (*on_accept)(void *ctx, int fd), void *ctx)
 {
 	struct sockaddr_storage ss;
 	socklen_t len = sizeof(ss);

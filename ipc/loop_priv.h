@@ -1,8 +1,8 @@
 /* ipc/loop_priv.h - what loop.c, loop_net.c and the two back ends share.
  *
  * Shape      a table of slots; a slot is one socket, listener or watch. A completion carries slot index,
- *            generation and operation; owner is NULL from close on, and the slot is reused only after the last
- *            operation in flight has reported.
+ *            generation and operation; owner is NULL from close on, and the slot is reused only after the
+ *            last operation in flight has reported.
  * Truth      loop thread only. Crash: process-local.
  */
 #ifndef KVP_IPC_LOOP_PRIV_H
@@ -22,12 +22,12 @@ struct loop_slot {
 	void *owner; /* kvp_sock, kvp_listener or kvp_watch; NULL once closed */
 	uint32_t gen, idx, next_free;
 	uint8_t kind;
-	uint8_t flying;  /* bit 1 << loop_op: in the kernel (epoll: wanted) */
+	uint8_t flying;	 /* bit 1 << loop_op: in the kernel (epoll: wanted) */
 	uint8_t recv_on; /* receiving wanted */
-	uint8_t hup;     /* or-ed kvp_sock_hup watched */
+	uint8_t hup;	 /* or-ed kvp_sock_hup watched */
 	int fd;
 	uint32_t ep_events; /* registered with epoll, EP_NONE = not */
-	int conn_err;       /* epoll: immediate result of connect, -errno */
+	int conn_err;	    /* epoll: immediate result of connect, -errno */
 	char *send_buf;
 	uint64_t send_off, send_end;
 	struct kvp_addr *addr; /* of a connect in flight */
@@ -42,7 +42,8 @@ struct loop_backend {
 	void (*arm)(struct kvp_loop *l, struct loop_slot *sl, enum loop_op op);
 	void (*recv_stop)(struct kvp_loop *l, struct loop_slot *sl);
 	int (*hup)(struct kvp_loop *l, struct loop_slot *sl);
-	/* drop ends all operations of a slot and (close_fd) closes its descriptor; frees the slot when it can. */
+	/* drop ends all operations of a slot and (close_fd) closes its descriptor; frees the slot when it
+	 * can. */
 	void (*drop)(struct kvp_loop *l, struct loop_slot *sl, enum loop_kind kind);
 	/* take hands over connections that were accepted but not reported yet. */
 	void (*take)(struct kvp_loop *l, struct loop_slot *sl);
@@ -53,7 +54,7 @@ struct kvp_loop {
 	const struct loop_backend *be;
 	struct loop_slot **slot;
 	uint32_t slot_cnt, slot_cap, slot_free; /* slot_free: index + 1 */
-	uint32_t flying;                        /* operations in the kernel, all slots */
+	uint32_t flying;			/* operations in the kernel, all slots */
 	uint64_t now_ns, wake_ns;
 	struct kvp_timer **heap;
 	uint32_t heap_cnt, heap_cap;
@@ -69,7 +70,7 @@ struct kvp_loop {
 	uint8_t enabled, multishot;
 	struct kvp_watch ep_watch; /* the hang-up epoll set, watched by the ring */
 	/* epoll */
-	int epfd; /* -1 = not made */
+	int epfd;	    /* -1 = not made */
 	uint64_t *try_list; /* slots with a send or connect result to look at before waiting */
 	uint32_t try_cnt, try_cap;
 };

@@ -9,12 +9,12 @@
 #include "ipc/loop_priv.h"
 
 #define BUF_GROUP 0
-#define SQE_TRIES_MAX 1000 /* submissions refused in a row (no kernel memory) before giving up */
+#define SQE_TRIES_MAX 1000  /* submissions refused in a row (no kernel memory) before giving up */
 #define CLOSE_WAITS_MAX 100 /* of 10 ms: time the kernel gets to end cancelled operations */
 #define SEND_MAX_BYTES (1u << 30)
 
-/* The ring starts disabled and belongs to the thread that enables it: the one that runs the loop. (The packaged
- * library does not export its own function for this.) */
+/* The ring starts disabled and belongs to the thread that enables it: the one that runs the loop. (The
+ * packaged library does not export its own function for this.) */
 static int ring_enable(struct kvp_loop *l)
 {
 	if (l->enabled)
@@ -48,7 +48,7 @@ static void fly(struct kvp_loop *l, struct loop_slot *sl, enum loop_op op, struc
 
 static void land(struct kvp_loop *l, struct loop_slot *sl, enum loop_op op)
 {
-	sl->flying &= (uint8_t)~(1u << op);
+	sl->flying &= (uint8_t) ~(1u << op);
 	l->flying--;
 	if (!sl->owner && !sl->flying)
 		kvp_loop_slot_put(l, sl);
@@ -177,7 +177,8 @@ static void ev_recv(struct kvp_loop *l, struct loop_slot *sl, int res, unsigned 
 	} else {
 		if (res <= 0)
 			sl->recv_on = 0;
-		const char *data = flags & IORING_CQE_F_BUFFER ? l->bufs + (size_t)bid * KVP_LOOP_RECV_BYTES : "";
+		const char *data =
+			flags & IORING_CQE_F_BUFFER ? l->bufs + (size_t)bid * KVP_LOOP_RECV_BYTES : "";
 		kvp_loop_ev_recv(sl, data, res);
 	}
 	if (kvp_loop_slot_at(l, key) && sl->owner && sl->recv_on && !(sl->flying & 1u << LOOP_OP_RECV))
@@ -284,8 +285,8 @@ static int be_wait(struct kvp_loop *l, uint64_t timeout_ns)
 	} else if (timeout_ns == KVP_LOOP_FOREVER) {
 		rc = io_uring_submit_and_wait(&l->ring, 1);
 	} else {
-		struct __kernel_timespec ts = {
-			.tv_sec = (int64_t)(timeout_ns / 1000000000u), .tv_nsec = (int64_t)(timeout_ns % 1000000000u)};
+		struct __kernel_timespec ts = {.tv_sec = (int64_t)(timeout_ns / 1000000000u),
+			.tv_nsec = (int64_t)(timeout_ns % 1000000000u)};
 		rc = io_uring_submit_and_wait_timeout(&l->ring, &cqe, 1, &ts, NULL);
 	}
 	l->now_ns = l->wake_ns = kvp_loop_clock_ns();
@@ -368,7 +369,8 @@ static void be_take(struct kvp_loop *l, struct loop_slot *sl)
 	struct io_uring_cqe *cqe;
 	unsigned head, cnt = 0;
 	int fd[64];
-	io_uring_for_each_cqe(&l->ring, head, cqe) {
+	io_uring_for_each_cqe(&l->ring, head, cqe)
+	{
 		if (cnt == 64)
 			break;
 		if (cqe->user_data != loop_key(sl, LOOP_OP_ACCEPT) || cqe->res < 0)

@@ -61,12 +61,13 @@ static void test_timers(void)
 	for (int i = 0; i < 40; i++) {
 		t[i].id = i;
 		/* 7 is coprime to 40: every order of insertion, deadlines 0.1 ms apart */
-		kvp_timer_set(loop, &t[i].t, now + 1000000 + (uint64_t)(i * 7 % 40) * 100000, on_timer, &t[i]);
+		kvp_timer_set(
+			loop, &t[i].t, now + 1000000 + (uint64_t)(i * 7 % 40) * 100000, on_timer, &t[i]);
 	}
 	kvp_timer_cancel(loop, &t[3].t);
 	kvp_timer_cancel(loop, &t[3].t);
 	kvp_timer_set(loop, &t[5].t, now + 9000000, on_timer, &t[5]); /* later: last */
-	kvp_timer_set(loop, &t[9].t, now + 500000, on_timer, &t[9]);   /* earlier: first */
+	kvp_timer_set(loop, &t[9].t, now + 500000, on_timer, &t[9]);  /* earlier: first */
 	until(&fired_cnt, 39);
 	is_u64(fired_cnt, 39, "%s: cancelled timers do not fire, the others fire once", be_name);
 	is_u64(fired[0], 9, "%s: a timer moved to an earlier time fires first", be_name);
@@ -112,7 +113,8 @@ static void test_defer(void)
 	kvp_loop_defer(loop, &d2, count, &n);
 	turns(1);
 	ok(d_cnt == 2 && d_log[0] == 1 && d_log[1] == 3 && n == 0,
-		"%s: deferred calls run once, in order, also those set meanwhile, not the cancelled", be_name);
+		"%s: deferred calls run once, in order, also those set meanwhile, not the cancelled",
+		be_name);
 	kvp_loop_defer(loop, &d2, count, &n);
 	kvp_loop_defer_cancel(&d2);
 	kvp_loop_defer(loop, &d3, d_third, NULL);
@@ -144,11 +146,13 @@ static void test_watch(void)
 	uint64_t one = 1;
 	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	woken = 0;
-	is_u64(kvp_loop_watch_fd(loop, &w, fd, on_wake, NULL), KVP_OK, "%s: an eventfd can be watched", be_name);
+	is_u64(kvp_loop_watch_fd(loop, &w, fd, on_wake, NULL), KVP_OK, "%s: an eventfd can be watched",
+		be_name);
 	turns(3);
 	is_u64(woken, 0, "%s: no call while it is not readable", be_name);
 	for (int i = 1; i <= 3; i++) {
-		ok(write(fd, &one, 8) == 8 && until(&woken, i) && woken == i, "%s: wake-up %d arrives once", be_name, i);
+		ok(write(fd, &one, 8) == 8 && until(&woken, i) && woken == i, "%s: wake-up %d arrives once",
+			be_name, i);
 		turns(2);
 	}
 	ok(write(fd, &one, 8) == 8, "%s: written again", be_name);
@@ -246,7 +250,8 @@ static void test_transfer(const struct kvp_addr *addr, const char *what)
 		hash = hash * 31 + (unsigned char)buf[i];
 	is_u64(kvp_sock_send(&a.s, buf, 5, BYTES), KVP_OK, "%s: %s: 24 MiB given to send", be_name, what);
 	char more = 0;
-	ok(kvp_sock_send(&a.s, &more, 0, 1) == KVP_ERR_AGAIN, "%s: %s: a second send has to wait", be_name, what);
+	ok(kvp_sock_send(&a.s, &more, 0, 1) == KVP_ERR_AGAIN, "%s: %s: a second send has to wait", be_name,
+		what);
 	turns(20);
 	ok(a.sent == 0, "%s: %s: nobody reads, so it is not through", be_name, what);
 	kvp_sock_recv_start(&b.s);
@@ -255,7 +260,8 @@ static void test_transfer(const struct kvp_addr *addr, const char *what)
 	until(&b.eof, 1);
 	is_u64(b.got_cnt, BYTES, "%s: %s: every byte arrives", be_name, what);
 	is_u64(b.hash, hash, "%s: %s: in order", be_name, what);
-	ok(a.sent_err == 0 && a.s.tx_bytes == BYTES && b.eof == 1, "%s: %s: then the end, once", be_name, what);
+	ok(a.sent_err == 0 && a.s.tx_bytes == BYTES && b.eof == 1, "%s: %s: then the end, once", be_name,
+		what);
 	/* the other direction still works after the half close */
 	char *small = malloc(4);
 	memcpy(small, "back", 4);
@@ -423,7 +429,8 @@ static void test_listener_end(void)
 	kvp_addr_ip(&addr, "127.0.0.1", l2.port);
 	for (int i = 0; i < 5; i++) {
 		fd[i] = socket(AF_INET, SOCK_STREAM, 0);
-		ok(connect(fd[i], (struct sockaddr *)&addr.ss, addr.len) == 0, "%s: client %d waits", be_name, i);
+		ok(connect(fd[i], (struct sockaddr *)&addr.ss, addr.len) == 0, "%s: client %d waits", be_name,
+			i);
 	}
 	taken = 0;
 	kvp_listener_close(&l2, KVP_LISTENER_SERVE);
@@ -456,7 +463,8 @@ static void test_no_descriptors(const struct kvp_addr *addr)
 		kvp_loop_run_once(loop, 10000000);
 		kvp_loop_stat_take(loop, &st);
 	}
-	ok(st.accept_failed > failed && accepted == 0, "%s: without descriptors accept fails and is counted", be_name);
+	ok(st.accept_failed > failed && accepted == 0, "%s: without descriptors accept fails and is counted",
+		be_name);
 	setrlimit(RLIMIT_NOFILE, &lim);
 	until(&accepted, 1);
 	is_u64(accepted, 1, "%s: accepting goes on when there are descriptors again", be_name);
@@ -471,7 +479,8 @@ static void test_addr(void)
 	ok(kvp_addr_ip(&x, "127.0.0.1", 1) == KVP_OK && x.ss.ss_family == AF_INET, "an IPv4 literal");
 	ok(kvp_addr_ip(&x, NULL, 1) == KVP_OK && x.ss.ss_family == AF_INET, "no address is any address");
 	ok(kvp_addr_ip(&x, "::1", 1) == KVP_OK && x.ss.ss_family == AF_INET6, "an IPv6 literal");
-	ok(kvp_addr_ip(&x, "[fd00::1]", 1) == KVP_OK && x.ss.ss_family == AF_INET6, "an IPv6 literal in brackets");
+	ok(kvp_addr_ip(&x, "[fd00::1]", 1) == KVP_OK && x.ss.ss_family == AF_INET6,
+		"an IPv6 literal in brackets");
 	ok(kvp_addr_ip(&x, "[127.0.0.1]", 1) == KVP_ERR_INVAL, "no IPv4 in brackets");
 	ok(kvp_addr_ip(&x, "localhost", 1) == KVP_ERR_INVAL, "names are refused");
 	ok(kvp_addr_ip(&x, "1.2.3", 1) == KVP_ERR_INVAL, "short literals are refused");
@@ -501,7 +510,8 @@ static void run(enum kvp_loop_backend be, const char *name)
 	test_timers();
 	test_defer();
 	test_watch();
-	ok(kvp_loop_listen(loop, &ls, "127.0.0.1", 0, KVP_LISTEN_PLAIN, on_accept, &b) == KVP_OK, "%s: listens", name);
+	ok(kvp_loop_listen(loop, &ls, "127.0.0.1", 0, KVP_LISTEN_PLAIN, on_accept, &b) == KVP_OK,
+		"%s: listens", name);
 	kvp_addr_ip(&addr, "127.0.0.1", ls.port);
 	test_transfer(&addr, "TCP");
 	snprintf(path, sizeof(path), "/tmp/kvp-t-loop-%d", (int)getpid());

@@ -2,10 +2,10 @@
  *
  * Use        #define KVP_FUZZ_NAME "http" before including it in exactly one file that defines
  *            LLVMFuzzerTestOneInput. In a BUILD=fuzz program it adds nothing.
- * Does       every file of tests/fuzz/corpus/NAME once (also cut at both halves), then KVP_FUZZ_RUNS (4000) seeded
- *            mutations of them: bit flips, inserted and removed ranges, copied pieces, magic numbers. Any finding
- *            is a crash, an assertion or a sanitizer report; the seed is printed, KVP_SEED replays.
- *            With file arguments it runs those files instead.
+ * Does       every file of tests/fuzz/corpus/NAME once (also cut at both halves), then KVP_FUZZ_RUNS (4000)
+ *            seeded mutations of them: bit flips, inserted and removed ranges, copied pieces, magic numbers.
+ *            Any finding is a crash, an assertion or a sanitizer report; the seed is printed, KVP_SEED
+ *            replays. With file arguments it runs those files instead.
  */
 #ifndef KVP_FUZZ_REPLAY_H
 #define KVP_FUZZ_REPLAY_H
@@ -94,7 +94,8 @@ static void fuzz_load_dir(const char *dir)
 
 static size_t fuzz_mutate_once(uint8_t *buf, size_t len)
 {
-	static const uint8_t magic[] = {0, 1, 0x7f, 0x80, 0xff, '\r', '\n', ' ', '0', '"', '{', ':', 0xdc, 0xcf};
+	static const uint8_t magic[] = {
+		0, 1, 0x7f, 0x80, 0xff, '\r', '\n', ' ', '0', '"', '{', ':', 0xdc, 0xcf};
 	size_t at = len ? fuzz_next() % len : 0, n = 1 + fuzz_next() % 8;
 	switch (fuzz_next() % 6) {
 	case 0:
@@ -110,7 +111,8 @@ static size_t fuzz_mutate_once(uint8_t *buf, size_t len)
 			return len;
 		memmove(buf + at + n, buf + at, len - at);
 		for (size_t i = 0; i < n; i++)
-			buf[at + i] = fuzz_next() % 2 ? (uint8_t)fuzz_next() : magic[fuzz_next() % sizeof(magic)];
+			buf[at + i] =
+				fuzz_next() % 2 ? (uint8_t)fuzz_next() : magic[fuzz_next() % sizeof(magic)];
 		return len + n;
 	case 3: /* remove */
 		n = n < len - at ? n : len - at;
