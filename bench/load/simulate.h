@@ -4,7 +4,7 @@
  *            what an endpoint picker with no delay could reach. It is written apart from the product's
  *            selection code and serves as the reference for it.
  * Truth, Writers, Readers, Ordering, Crash: no state beyond the call.
- * Proved by  tests/t_sim_engine.c
+ * Proved by  tests/t_load_trace.c
  */
 #ifndef KVP_BENCH_LOAD_SIMULATE_H
 #define KVP_BENCH_LOAD_SIMULATE_H
