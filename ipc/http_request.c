@@ -109,11 +109,11 @@ static int head_done(struct kvp_http_in *in)
 	const char *expect = kvp_http_head_find(h, "expect", &len, NULL);
 	if (expect && (len != 12 || strncasecmp(expect, "100-continue", 12) != 0))
 		return fail(in, 417, "expectation not supported");
-	if (in->framing == KVP_HTTP_FRAME_LENGTH && in->length > in->body_max)
-		return fail(in, 413, "request body too large");
 	in->expect = expect && h->minor == 1;
 	r->content_type = kvp_http_head_find(h, "content-type", &len, NULL);
 	r->content_type_len = r->content_type ? len : 0;
+	if (in->framing == KVP_HTTP_FRAME_LENGTH && in->length > in->body_max)
+		return fail(in, 413, "request body too large");
 	in->phase = KVP_HTTP_IN_BODY;
 	return KVP_ERR_AGAIN;
 }

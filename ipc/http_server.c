@@ -118,7 +118,11 @@ static uint64_t advance(struct http_conn *c, const char *data, uint64_t len)
 		if (rc == KVP_OK) {
 			dispatch(c);
 		} else if (rc == KVP_ERR_PROTO) {
-			error_put(c, c->in.status, c->in.text);
+			int status = c->in.status;
+			const char *text = c->in.text;
+			if (status == 413 && c->srv->cfg.on_too_large)
+				c->srv->cfg.on_too_large(c->srv->cfg.ctx, &c->in.req, &status, &text);
+			error_put(c, status, text);
 		} else if (c->in.expect && c->in.phase == KVP_HTTP_IN_BODY) {
 			if (!c->in.body.len)
 				kvp_http_put(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);

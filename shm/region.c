@@ -254,6 +254,7 @@ int kvp_region_join(int fd, enum kvp_region_access access, struct kvp_region *r)
 
 void kvp_region_leave(struct kvp_region *r)
 {
+	kvp_book_leave(&r->book);
 	if (r->base && r->base != MAP_FAILED)
 		munmap(r->base, r->total_bytes);
 	memset(r, 0, sizeof(*r));

@@ -59,6 +59,7 @@ struct kvp_call {
 
 void kvp_httpd_request(void *ctx, struct kvp_http_req *r); /* routes.c: on_request of both servers */
 void kvp_httpd_abort(void *ctx, struct kvp_http_req *r);
+void kvp_httpd_too_large(void *ctx, const struct kvp_http_req *r, int *status, const char **text);
 
 /* kvp_reply_json sends what h->out holds; kvp_reply_error {"error":text}; kvp_reply_ok {"status":"ok"}. */
 void kvp_reply_json(struct kvp_call *c, int status);

@@ -96,6 +96,7 @@ static int open_server(struct kvp_httpd *h, uint16_t port, struct kvp_http_serve
 	sc.idle_timeout_ms = (uint32_t)cfg->http_idle_timeout_ms;
 	sc.on_request = kvp_httpd_request;
 	sc.on_abort = kvp_httpd_abort;
+	sc.on_too_large = kvp_httpd_too_large;
 	sc.ctx = h;
 	int rc = kvp_http_server_open(h->loop, &sc, out);
 	if (rc)

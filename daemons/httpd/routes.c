@@ -37,6 +37,7 @@ static const struct route route[] = {
 	{KVP_HTTP_GET, "/ready", NO_BODY, kvp_route_ready},
 	{KVP_HTTP_GET, "/metrics", NO_BODY, kvp_route_metrics},
 };
+#define NOT_JSON "Content-Type must be application/json"
 #define ROUTE_CNT (sizeof(route) / sizeof(route[0]))
 
 void kvp_reply_json(struct kvp_call *c, int status)
@@ -234,7 +235,7 @@ static void dispatch(struct kvp_call *c, const struct route *rt, const char *seg
 	if (!authorized(c, rt) || (seg && take_segment(c, rt, seg, seg_len) != 0))
 		return;
 	if (rt->body != NO_BODY && !is_json(c->req)) {
-		kvp_reply_error(c, 415, "Content-Type must be application/json");
+		kvp_reply_error(c, 415, NOT_JSON);
 		return;
 	}
 	if (rt->body == JSON_BODY) {
@@ -247,26 +248,53 @@ static void dispatch(struct kvp_call *c, const struct route *rt, const char *seg
 	rt->run(c);
 }
 
+/* find looks a request up: the route, or NULL with 404 or 405 in *status. */
+static const struct route *find(
+	const struct kvp_http_req *r, const char **seg, size_t *seg_len, int *status, const char **text)
+{
+	*status = 404;
+	*text = "route not found";
+	for (size_t i = 0; i < ROUTE_CNT; i++) {
+		*seg = NULL;
+		if (!match(route[i].path, r->path, r->path_len, seg, seg_len))
+			continue;
+		if (route[i].method == r->method)
+			return &route[i];
+		*status = 405;
+		*text = "method not allowed";
+	}
+	return NULL;
+}
+
+void kvp_httpd_too_large(void *ctx, const struct kvp_http_req *r, int *status, const char **text)
+{
+	const char *seg, *refusal;
+	size_t seg_len = 0;
+	int code;
+	(void)ctx;
+	const struct route *rt = find(r, &seg, &seg_len, &code, &refusal);
+	if (!rt) {
+		*status = code;
+		*text = refusal;
+	} else if (rt->body != NO_BODY && !is_json(r)) {
+		*status = 415;
+		*text = NOT_JSON;
+	}
+}
+
 void kvp_httpd_request(void *ctx, struct kvp_http_req *r)
 {
 	struct kvp_httpd *h = ctx;
 	struct kvp_call c = {.h = h, .req = r};
-	int known = 0;
+	const char *seg, *text;
+	size_t seg_len = 0;
+	int status;
 	uint64_t start_ns = kvp_loop_now_ns(h->loop);
-	for (size_t i = 0; i < ROUTE_CNT; i++) {
-		const char *seg = NULL;
-		size_t seg_len = 0;
-		if (!match(route[i].path, r->path, r->path_len, &seg, &seg_len))
-			continue;
-		known = 1;
-		if (route[i].method != r->method)
-			continue;
-		dispatch(&c, &route[i], seg, seg_len);
-		kvp_hist_add(h->boot.ctr, KVP_HIST_HTTP_NS, kvp_clock_mono_ns() - start_ns);
+	const struct route *rt = find(r, &seg, &seg_len, &status, &text);
+	if (!rt) {
+		kvp_reply_error(&c, status, text);
 		return;
 	}
-	if (known)
-		kvp_reply_error(&c, 405, "method not allowed");
-	else
-		kvp_reply_error(&c, 404, "route not found");
+	dispatch(&c, rt, seg, seg_len);
+	kvp_hist_add(h->boot.ctr, KVP_HIST_HTTP_NS, kvp_clock_mono_ns() - start_ns);
 }
