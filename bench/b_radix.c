@@ -1,8 +1,8 @@
 /* Lookups and updates of the KV radix tree.
  *   b_radix [blocks, default 1000000] [slots: 64, 256, 1024 or 4096, default 64]
- * Data: equal shares of blocks in chains of 64, 512, 1024 and 4608; 16 chains share their first 16 blocks; each chain
- * has one to three holders of all of it and one or two of a part. Hashes of the queried prompt are hot, the index is
- * as cold as its size makes it. Key chains are computed inside the lookup. */
+ * Data: equal shares of blocks in chains of 64, 512, 1024 and 4608; 16 chains share their first 16 blocks;
+ * each chain has one to three holders of all of it and one or two of a part. Hashes of the queried prompt are
+ * hot, the index is as cold as its size makes it. Key chains are computed inside the lookup. */
 #include "shm/radix_priv.h"
 
 #include <pthread.h>
@@ -58,7 +58,7 @@ static void *map(uint64_t bytes)
 }
 
 /* Kind k of chain c: blocks 0..15 are those of its group. */
-static const uint32_t chain_len[4] = { 64, 512, 1024, 4608 };
+static const uint32_t chain_len[4] = {64, 512, 1024, 4608};
 static uint32_t chain_cnt[4];
 
 static void chain(uint32_t k, uint32_t c, uint32_t n)
@@ -157,7 +157,7 @@ static int by_size(const void *a, const void *b)
 }
 
 enum kind { FULL, HALF, MISS };
-static const char *const kind_name[] = { "full", "half", "miss" };
+static const char *const kind_name[] = {"full", "half", "miss"};
 
 /* One case: the median over the repeats of p50 and p99. */
 static void lookups(uint32_t n, enum kind kind, uint32_t k, double m, const char *beside)
@@ -170,7 +170,7 @@ static void lookups(uint32_t n, enum kind kind, uint32_t k, double m, const char
 			if (kind != FULL)
 				for (uint32_t j = kind == HALF ? n / 2 : 0; j < n; j++)
 					local[j] = rnd();
-			struct kvp_radix_query q = { 1, local, n, n, NULL, NULL };
+			struct kvp_radix_query q = {1, local, n, n, NULL, NULL};
 			uint64_t t = now();
 			kvp_radix_find(&radix, &q, match);
 			uint64_t d = now() - t;
@@ -185,7 +185,8 @@ static void lookups(uint32_t n, enum kind kind, uint32_t k, double m, const char
 	qsort(p50, REPEATS, sizeof(p50[0]), by_size);
 	qsort(p99, REPEATS, sizeof(p99[0]), by_size);
 	double mid = (double)p50[REPEATS / 2];
-	printf("bench=radix.find%s depth=%u kind=%s p50_ns=%.0f p99_ns=%llu ns_blk=%.2f in_M=%.2f retries=%llu "
+	printf("bench=radix.find%s depth=%u kind=%s p50_ns=%.0f p99_ns=%llu ns_blk=%.2f in_M=%.2f "
+	       "retries=%llu "
 	       "wrong=%llu\n",
 		beside, n, kind_name[kind], mid, (unsigned long long)p99[REPEATS / 2], mid / n, mid / m,
 		(unsigned long long)retries, (unsigned long long)wrong);
@@ -210,7 +211,8 @@ static void churn_put(uint64_t id, uint32_t batch, uint64_t *l, uint64_t *e)
 		for (uint32_t i = 0; i < CHURN_LEN; i += batch) {
 			uint32_t m = CHURN_LEN - i < batch ? CHURN_LEN - i : batch;
 			kvp_radix_store(writer, (uint32_t)((id + h * 7) % geom.index_rank_max), 1,
-				i ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, i ? e[i - 1] : 0, m, l + i, e + i, NULL);
+				i ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, i ? e[i - 1] : 0, m, l + i, e + i,
+				NULL);
 		}
 }
 
@@ -245,8 +247,8 @@ static void churn(uint32_t batch, uint64_t rounds, const char *name)
 	double s = (double)(now() - t) / 1e9;
 	for (; begin < next_id; begin++)
 		churn_take(begin, batch, l, e);
-	printf("bench=radix.churn%s batch=%u mblk_s=%.2f events_s=%.0f\n", name, batch, (double)blocks / s / 1e6,
-		(double)blocks / batch / s);
+	printf("bench=radix.churn%s batch=%u mblk_s=%.2f events_s=%.0f\n", name, batch,
+		(double)blocks / s / 1e6, (double)blocks / batch / s);
 }
 
 static void *churner(void *arg)
@@ -272,14 +274,14 @@ static void short_runs(uint64_t blocks, double m)
 		for (uint32_t i = 32; i < 4096; i += 32) {
 			local[i] = rnd();
 			ext[i] = rnd();
-			kvp_radix_store(
-				writer, slot, 1, KVP_RADIX_CHILD, own_ext[i - 1], 1, local + i, ext + i, NULL);
+			kvp_radix_store(writer, slot, 1, KVP_RADIX_CHILD, own_ext[i - 1], 1, local + i,
+				ext + i, NULL);
 		}
 	}
 	static uint64_t ns[SAMPLES];
 	for (int i = 0; i < SAMPLES; i++) {
 		chain(3, (uint32_t)(rnd() % cnt) + 0x10000, 4096);
-		struct kvp_radix_query q = { 1, local, 4096, 4096, NULL, NULL };
+		struct kvp_radix_query q = {1, local, 4096, 4096, NULL, NULL};
 		uint64_t t = now();
 		kvp_radix_find(&radix, &q, match);
 		ns[i] = now() - t - clock_cost;
@@ -294,21 +296,24 @@ int main(int argc, char **argv)
 {
 	uint64_t blocks = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000000;
 	double h;
-	geom = (struct kvp_geom){ .index_rank_max = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 64,
-		.block_max = blocks * 3 / 2 + 4000000, .region_gen = 1, .salt = { 3, 4 } };
+	geom = (struct kvp_geom){.index_rank_max = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 64,
+		.block_max = blocks * 3 / 2 + 4000000,
+		.region_gen = 1,
+		.salt = {3, 4}};
 	uint64_t bytes = kvp_radix_footprint(&geom);
 	if (!bytes)
 		return 2;
 	void *pub = map(bytes), *priv = map(kvp_radix_priv_footprint(&geom));
 	match = malloc(sizeof(*match));
-	if (kvp_radix_new(pub, &geom) || kvp_radix_priv_new(priv, &geom) || kvp_radix_join(pub, &geom, &radix) ||
+	if (kvp_radix_new(pub, &geom) || kvp_radix_priv_new(priv, &geom) ||
+		kvp_radix_join(pub, &geom, &radix) ||
 		kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RECOVER, NULL, &writer, NULL))
 		return 1;
 	double m = calibrate(&h);
 	printf("# b_radix blocks=%llu slots=%u M_ns=%.0f H_ns=%.2f clock_ns=%llu pages=4k\n",
 		(unsigned long long)blocks, geom.index_rank_max, m, h, (unsigned long long)clock_cost);
 	build(blocks);
-	const uint32_t depth[3] = { 32, 512, 4096 };
+	const uint32_t depth[3] = {32, 512, 4096};
 	for (int kind = FULL; kind <= MISS; kind++)
 		for (int d = 0; d < 3; d++)
 			lookups(depth[d], kind, d == 0 ? 0 : d == 1 ? 1 : 3, m, "");
@@ -325,7 +330,8 @@ int main(int argc, char **argv)
 	struct kvp_radix_stats st;
 	kvp_radix_stats(&radix, &st);
 	printf("bench=radix.memory blocks=%llu runs=%llu table_slots=%llu shm_bytes_blk=%.1f\n",
-		(unsigned long long)st.blocks, (unsigned long long)st.runs, (unsigned long long)st.table_slots,
+		(unsigned long long)st.blocks, (unsigned long long)st.runs,
+		(unsigned long long)st.table_slots,
 		((double)st.col_used_words * 8 + (double)st.cut_used_words * 4 +
 			(double)st.table_slots * radix.hdr_bytes) /
 			(double)st.blocks);

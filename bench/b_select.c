@@ -1,7 +1,7 @@
 /* select_and_reserve + prefill_complete + free in one process: token and hash form, 8 and 64 ranks.
  *
- * Usage: b_select [cycles]. One line a case: bench=select.cycle ranks= blocks= form= p50_ns= p99_ns= cycles_s=
- * p50 and p99 are of select_and_reserve alone. Half of each prompt is cached on some rank. */
+ * Usage: b_select [cycles]. One line a case: bench=select.cycle ranks= blocks= form= p50_ns= p99_ns=
+ * cycles_s= p50 and p99 are of select_and_reserve alone. Half of each prompt is cached on some rank. */
 #include "tests/lib/mini_node.h"
 #include <kvpick/clock.h>
 

@@ -86,8 +86,9 @@ struct kvp_http_server_cfg {	    /* zero the struct; 0 takes the default in brac
 	uint32_t stream_high_bytes; /* [262144] unsent bytes of a streamed reply at which chunk says AGAIN */
 	void (*on_request)(void *ctx, struct kvp_http_req *r);
 	void (*on_abort)(void *ctx, struct kvp_http_req *r); /* may be NULL */
-	/* May replace the 413 of a body over the limit by an error that comes before it in the order of checks
-	 * (wrong path, content type): method, path and header fields of r are set, the body is not. NULL: 413. */
+	/* May replace the 413 of a body over the limit by an error that comes before it in the order of
+	 * checks (wrong path, content type): method, path and header fields of r are set, the body is not.
+	 * NULL: 413. */
 	void (*on_too_large)(void *ctx, const struct kvp_http_req *r, int *status, const char **text);
 	/* Body of the server's own errors, at most cap bytes to buf, its length returned; NULL:
 	 * {"error":"text"}. Content type is application/json. */

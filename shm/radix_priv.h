@@ -149,8 +149,8 @@ static inline uint64_t kvp_radix_seed(const uint64_t salt[2], uint64_t part_salt
 {
 	return kvp_radix_fold(salt[0] ^ part_salt, salt[1] ^ 0x9e3779b97f4a7c15ULL) ^ salt[0];
 }
-/* Key of a block from its predecessor's: one multiplication and one exclusive or in the chain, and a branch in
- * place of a conditional move. The predecessor's key is as secret as the salt. 0 and 1 are reserved. */
+/* Key of a block from its predecessor's: one multiplication and one exclusive or in the chain, and a branch
+ * in place of a conditional move. The predecessor's key is as secret as the salt. 0 and 1 are reserved. */
 static inline uint64_t kvp_radix_step(const uint64_t salt[2], uint64_t prev, uint64_t local)
 {
 	unsigned __int128 p = (unsigned __int128)prev * (local ^ salt[1]);

@@ -67,12 +67,13 @@ static int path_is(const struct kvp_http_req *r, const char *p)
 static void reply_echo(struct kvp_http_req *r)
 {
 	static const char *const method[] = {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER"};
-	char *out = malloc(r->body_len + r->path_len + r->query_len + r->content_type_len + 64);
-	int n = sprintf(out, "%s %.*s ", method[r->method], (int)r->path_len, r->path);
+	size_t cap = r->body_len + r->path_len + r->query_len + r->content_type_len + 64;
+	char *out = malloc(cap);
+	int n = snprintf(out, cap, "%s %.*s ", method[r->method], (int)r->path_len, r->path);
 	if (r->query)
-		n += sprintf(out + n, "?%.*s ", (int)r->query_len, r->query);
+		n += snprintf(out + n, cap - (size_t)n, "?%.*s ", (int)r->query_len, r->query);
 	if (r->content_type)
-		n += sprintf(out + n, "%.*s ", (int)r->content_type_len, r->content_type);
+		n += snprintf(out + n, cap - (size_t)n, "%.*s ", (int)r->content_type_len, r->content_type);
 	memcpy(out + n, r->body, r->body_len);
 	for (int i = 0; i < KVP_HTTP_BODY_SLACK; i++)
 		if (r->body[r->body_len + (uint64_t)i])

@@ -1,6 +1,6 @@
 /* tests/idx_fake.h — the indexer's registry in one process: its sources, with recording doubles of the tree,
- * the booking calls and, unless IDX_REAL_LISTENERS is defined, the decoder threads. The tree's double is a set
- * of external hashes an index slot. */
+ * the booking calls and, unless IDX_REAL_LISTENERS is defined, the decoder threads. The tree's double is a
+ * set of external hashes an index slot. */
 #ifndef KVP_IDX_FAKE_H
 #define KVP_IDX_FAKE_H
 

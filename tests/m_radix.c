@@ -131,7 +131,7 @@ int main(void)
 	match = malloc(sizeof(*match));
 	op = malloc(sizeof(*op));
 	printf("# seed %llu\n", (unsigned long long)seed);
-	int n = rounds ? atoi(rounds) : 2;
+	int n = rounds ? (int)strtol(rounds, NULL, 10) : 2;
 	for (int k = 0; k < n; k++)
 		for (int i = 0; i < 4; i++) {
 			uint8_t use[OPS];

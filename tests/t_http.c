@@ -211,53 +211,56 @@ static void expect(const char *name, char *req, size_t len, const char *want, en
 #define HEAD431 ERR("431 Request Header Fields Too Large", 34, "header block too large")
 #define BODY413 ERR("413 Payload Too Large", 34, "request body too large")
 
+enum { BODY = 8 << 20, BUF_MAX = BODY + 1000 };
+
 static size_t make_line(char *buf, size_t line)
 {
-	size_t n = (size_t)sprintf(buf, "GET /");
+	size_t n = (size_t)snprintf(buf, BUF_MAX, "GET /");
 	memset(buf + n, 'x', line - 14);
 	n += line - 14;
-	return n + (size_t)sprintf(buf + n, " HTTP/1.1\r\n\r\n");
+	return n + (size_t)snprintf(buf + n, BUF_MAX - n, " HTTP/1.1\r\n\r\n");
 }
 
 static size_t make_header(char *buf, size_t block)
 {
-	size_t n = (size_t)sprintf(buf, "HEAD /h HTTP/1.1\r\nX: ");
+	size_t n = (size_t)snprintf(buf, BUF_MAX, "HEAD /h HTTP/1.1\r\nX: ");
 	memset(buf + n, 'y', block - 7);
 	n += block - 7;
-	return n + (size_t)sprintf(buf + n, "\r\n\r\n");
+	return n + (size_t)snprintf(buf + n, BUF_MAX - n, "\r\n\r\n");
 }
 
 static void test_limits(void)
 {
-	enum { BODY = 8 << 20 };
-	char *buf = malloc(BODY + 1000);
+	char *buf = malloc(BUF_MAX);
 	size_t n;
 	expect("request line of 16384 bytes", buf, make_line(buf, 16384), OK_HEAD(16376), KEEP);
 	expect("request line of 16385 bytes", buf, make_line(buf, 16385), LINE414, CLOSE);
 	expect("endless request line", buf, make_line(buf, 60000), LINE414, CLOSE);
 	expect("header block of 65536 bytes", buf, make_header(buf, 65536), OK_HEAD(7), KEEP);
 	expect("header block of 65537 bytes", buf, make_header(buf, 65537), HEAD431, CLOSE);
-	n = (size_t)sprintf(buf, "GET /h HTTP/1.1\r\n");
+	n = (size_t)snprintf(buf, BUF_MAX, "GET /h HTTP/1.1\r\n");
 	for (int i = 0; i < 1025; i++)
-		n += (size_t)sprintf(buf + n, "a:\r\n");
-	n += (size_t)sprintf(buf + n, "\r\n");
+		n += (size_t)snprintf(buf + n, BUF_MAX - n, "a:\r\n");
+	n += (size_t)snprintf(buf + n, BUF_MAX - n, "\r\n");
 	expect("1025 header fields", buf, n,
 		ERR("431 Request Header Fields Too Large", 34, "too many header fields"), CLOSE);
-	n = (size_t)sprintf(buf, "POST /b HTTP/1.1\r\nContent-Length: %d\r\n\r\n", BODY);
+	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nContent-Length: %d\r\n\r\n", BODY);
 	memset(buf + n, 'z', BODY);
 	expect("body of 8 MiB", buf, n + BODY, OK_HEAD(8388616), KEEP);
-	n = (size_t)sprintf(buf, "POST /b HTTP/1.1\r\nContent-Length: %d\r\n\r\n", BODY + 1);
+	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nContent-Length: %d\r\n\r\n", BODY + 1);
 	expect("body of 8 MiB and a byte, before it comes", buf, n, BODY413, CLOSE);
-	n = (size_t)sprintf(
-		buf, "POST /b HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", BODY + 1);
+	n = (size_t)snprintf(
+		buf, BUF_MAX, "POST /b HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n",
+		BODY + 1);
 	expect("the same with Expect: no 100", buf, n, BODY413, CLOSE);
-	n = (size_t)sprintf(buf, "POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n", BODY + 1);
+	n = (size_t)snprintf(
+		buf, BUF_MAX, "POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n", BODY + 1);
 	expect("a chunk that would be too large", buf, n, BODY413, CLOSE);
-	n = (size_t)sprintf(
-		buf, "POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n");
+	n = (size_t)snprintf(
+		buf, BUF_MAX, "POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n");
 	expect("a chunk size over 64 bits", buf, n, CHUNK, CLOSE);
 	/* the client goes on uploading 8 MiB after the refusal and still reads the answer */
-	n = (size_t)sprintf(buf, "POST /b HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n");
+	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n");
 	memset(buf + n, 'z', BODY);
 	expect("refused upload that goes on", buf, n + BODY, BODY413, CLOSE);
 	free(buf);

@@ -1,5 +1,6 @@
-/* The writer is killed at every named place of its operations; its successor recovers from the two segments, and the
- * tree must be what the model says after the whole operation. Some successors are killed, too, while they recover. */
+/* The writer is killed at every named place of its operations; its successor recovers from the two segments,
+ * and the tree must be what the model says after the whole operation. Some successors are killed, too, while
+ * they recover. */
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 

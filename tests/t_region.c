@@ -13,14 +13,14 @@
 
 static struct kvp_geom small(void)
 {
-	return (struct kvp_geom){ .slot_max = 8,
+	return (struct kvp_geom){.slot_max = 8,
 		.rank_max = 64,
 		.index_rank_max = 10,
 		.resv_max = 256,
 		.block_max = 20000,
 		.active_block_max = 4096,
 		.queued_max = 16,
-		.part_max = 4 };
+		.part_max = 4};
 }
 
 /* dies: does a store of one byte at p kill a child with SIGSEGV? */
@@ -58,11 +58,11 @@ static void test_geometry(void)
 static void test_access(int fd)
 {
 	static struct kvp_region r;
-	const enum kvp_region_access all[] = { KVP_REGION_LOOK, KVP_REGION_BOOKER, KVP_REGION_INDEXER,
-		KVP_REGION_SUPERVISOR };
+	const enum kvp_region_access all[] = {
+		KVP_REGION_LOOK, KVP_REGION_BOOKER, KVP_REGION_INDEXER, KVP_REGION_SUPERVISOR};
 	/* expected fault per access: superblock, slots, booking, catalogue, tree */
-	const int faults[4][5] = { { 1, 1, 1, 1, 1 }, { 1, 0, 0, 1, 1 }, { 1, 0, 0, 0, 0 }, { 0, 0, 1, 1, 1 } };
-	const char *name[5] = { "superblock", "slots", "booking", "catalogue", "radix" };
+	const int faults[4][5] = {{1, 1, 1, 1, 1}, {1, 0, 0, 1, 1}, {1, 0, 0, 0, 0}, {0, 0, 1, 1, 1}};
+	const char *name[5] = {"superblock", "slots", "booking", "catalogue", "radix"};
 	for (int a = 0; a < 4; a++) {
 		if (!ok(kvp_region_join(fd, all[a], &r) == KVP_OK, "join with access %d", a))
 			continue;

@@ -1,9 +1,9 @@
 /* daemons/httpd/token.h — the optional bearer token that changing requests need.
  *
- * Shape      struct kvp_token: path, last seen file state, and the token (1..4096 bytes, surrounding white space
- *            removed).
- * Truth      the file; it is looked at once a heartbeat and read again when it changed. While it cannot be read
- *            the last good token stays in force.
+ * Shape      struct kvp_token: path, last seen file state, and the token (1..4096 bytes, surrounding white
+ *            space removed).
+ * Truth      the file; it is looked at once a heartbeat and read again when it changed. While it cannot be
+ *            read the last good token stays in force.
  * Crash      process-local.
  * Proved by  tests/s_token.t
  */
@@ -23,11 +23,11 @@ struct kvp_token {
 	char text[KVP_TOKEN_MAX + 2];
 };
 
-/* kvp_token_refresh reads the file if it changed. KVP_OK, KVP_ERR_SYS (errno), KVP_ERR_INVAL for an empty or too
- * long file. */
+/* kvp_token_refresh reads the file if it changed. KVP_OK, KVP_ERR_SYS (errno), KVP_ERR_INVAL for an empty or
+ * too long file. */
 int kvp_token_refresh(struct kvp_token *t);
 
-/* kvp_token_passes: 1 if no token is wanted or the value of an Authorization header (NULL = absent) carries it.
- * The comparison takes the same time for every wrong token of the right length. */
+/* kvp_token_passes: 1 if no token is wanted or the value of an Authorization header (NULL = absent) carries
+ * it. The comparison takes the same time for every wrong token of the right length. */
 int kvp_token_passes(const struct kvp_token *t, const char *authorization, uint32_t len);
 #endif
