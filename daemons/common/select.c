@@ -48,10 +48,12 @@ void kvp_select_seed(struct kvp_selection *s, uint64_t seed)
 struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
 	struct kvp_ctr_column_shm *column, const struct kvp_select_settings *set)
 {
-	struct kvp_selection *s = calloc(1, sizeof(*s));
+	/* The hasher inside wants more alignment than calloc gives. */
+	struct kvp_selection *s = aligned_alloc(_Alignof(struct kvp_selection), sizeof(*s));
 	uint64_t seed;
 	if (!s)
 		return NULL;
+	memset(s, 0, sizeof(*s));
 	s->region = r;
 	s->owner = owner;
 	s->ctr = column;
