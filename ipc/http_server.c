@@ -39,7 +39,6 @@ static void conn_free(struct http_conn *c)
 	*c->prev = c->next;
 	if (c->next)
 		c->next->prev = c->prev;
-	s->stat.tx_bytes += c->sock.tx_bytes;
 	s->stat.open--;
 	kvp_timer_cancel(s->loop, &c->timer);
 	kvp_loop_defer_cancel(&c->work);
@@ -277,6 +276,7 @@ static void on_sent(void *ctx, struct kvp_sock *sock, char *buf, int err)
 	} else {
 		free(buf);
 	}
+	c->srv->stat.tx_bytes += err ? 0 : c->fly_len;
 	c->fly_len = 0;
 	if (err) {
 		conn_lost(c);
