@@ -119,6 +119,13 @@ run: deps
 	KVP_BUILD_DIR=$(B) TRACE='$(TRACE)' SCALE='$(SCALE)' LOAD_ARGS='$(LOAD_ARGS)' deploy/run-demo.sh
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
+# Coverage-guided fuzzing of every parser of outside bytes, FUZZ_SECONDS each (needs clang).
+FUZZ_SECONDS ?= 60
+fuzz:
+	$(MAKE) --no-print-directory -j$(JOBS) BUILD=fuzz $(patsubst %.c,build/fuzz/%,$(FUZZ_SRC))
+	for f in $(patsubst tests/fuzz/f_%.c,%,$(FUZZ_SRC)); do mkdir -p build/fuzz/corpus/$$f && \
+		build/fuzz/tests/fuzz/f_$$f -max_total_time=$(FUZZ_SECONDS) build/fuzz/corpus/$$f \
+			tests/fuzz/corpus/$$f || exit 1; done
 lint:
 	@tests/lint.py
 

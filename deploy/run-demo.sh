@@ -66,6 +66,7 @@ wait_line "$dir/kv.engines" ready $!
 pids+=($!)
 wait_line "$dir/rr.engines" ready $!
 
+echo "look at it meanwhile: $build/kvpickctl --run-dir $dir --instance demo top"
 # shellcheck disable=SC2086
 "$build/kvpick-load" --trace "$trace" --time-scale "$scale" --compare kv,round-robin --base "http://127.0.0.1:$port" \
 	--register --engines "@$dir/kv.engines" --engines "@$dir/rr.engines" ${LOAD_ARGS:-}

@@ -53,7 +53,7 @@ int kvp_counter_join(void *mem, const struct kvp_geom *g, struct kvp_counters *o
 	if (h->footprint != kvp_counter_footprint(g))
 		return KVP_ERR_LAYOUT;
 	out->hdr = h;
-	out->column = (struct kvp_ctr_column_shm *)((char *)mem + KVP_PAGE);
+	out->column = (struct kvp_ctr_column_shm *)(void *)((char *)mem + KVP_PAGE);
 	out->slot_max = g->slot_max;
 	return KVP_OK;
 }

@@ -132,6 +132,9 @@ def tools(node):
 def metrics(node):
     code, text = node.call("GET", "/metrics")
     tap.same(code, 200, "metrics are served")
+    tap.ok('kvpick_setting_info{name="KVPICK_HTTPD_PROCESSES",value="2"} 1' in text, "settings are an info series")
+    tap.ok('dynamo_kvrouter_kv_cache_events_applied{event_type="stored",status="ok"} 0' in text,
+           "published metric names are there")
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
     tap.ok(float(values.get("kvpick_any_select_booked_total", 0)) >= 41, "bookings are counted",
            values.get("kvpick_any_select_booked_total"))

@@ -251,8 +251,8 @@ static void test_depth_and_counts(void)
 		"33 cost that event only");
 	static const char *const claims[] = {"\x93\x01\xdd\xff\xff\xff\xff",
 		"\x93\x01\x91\xdf\xff\xff\xff\xff",
-		"\x93\x01\x91\x92\xac"
-		"BlockRemoved\xdd\x7f\xff\xff\xff",
+		("\x93\x01\x91\x92\xac"
+		 "BlockRemoved\xdd\x7f\xff\xff\xff"),
 		"\xdd\xff\xff\xff\xff\x01\x90", "\x93\x01\x91\x92\xdb\xff\xff\xff\xff",
 		"\x93\x01\x91\xc9\xff\xff\xff\xff\x01"};
 	for (size_t i = 0; i < sizeof(claims) / sizeof(claims[0]); i++)
@@ -270,8 +270,8 @@ static void test_depth_and_counts(void)
 	static const char *const outer[] = {"\x91\x01", "\x90", "\x92\xc0\x90", "\x92\xa1x\x90",
 		"\x92\x01\xc0", "\x92\x01\x80", "\x93\x01\x90\xa1x", "\x93\x01\x90\xca\0\0\0\0",
 		"\x81\xa2ts\x01", "\x05", "\xa1x",
-		"\x81\xa6"
-		"events\xc0",
+		("\x81\xa6"
+		 "events\xc0"),
 		"\x93\x01\x90\xd3\x80\0\0\0\0\0\0"};
 	for (size_t i = 0; i < sizeof(outer) / sizeof(outer[0]); i++)
 		ok(kvp_kv_decode(D, outer[i], strlen(outer[i]), &b) == KVP_ERR_PROTO,

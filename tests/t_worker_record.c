@@ -161,8 +161,8 @@ static void test_patch(void)
 	char *before = strdup(record_text(&rec, NULL));
 	static const char *const same[] = {"{}",
 		"{\"total_kv_blocks\":null,\"taints\":null,\"topology_domains\":null}",
-		"{\"worker_id\":9,\"model_name\":\"zz\",\"routing_group\":5,\"lifecycle\":\"draining\","
-		"\"bogus\":1}"};
+		("{\"worker_id\":9,\"model_name\":\"zz\",\"routing_group\":5,\"lifecycle\":\"draining\","
+		 "\"bogus\":1}")};
 	for (int i = 0; i < 3; i++) {
 		int rc = kvp_wrec_patch(parser, same[i], strlen(same[i]), &rec, &err);
 		ok(rc == KVP_OK && strcmp(record_text(&rec, NULL), before) == 0, "no change by %s", same[i]);

@@ -100,11 +100,65 @@ static void write_node(struct kvp_text *t, const struct kvp_region *r)
 		KVP_BUILD_ID_BYTES, r->super->build_id);
 }
 
-void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r)
+/* Families published under a name of their own: what happened to KV events. */
+static void write_published(struct kvp_text *t, const struct kvp_region *r)
+{
+	static const struct {
+		enum kvp_ctr id;
+		const char *type, *status;
+	} row[] = {
+		{KVP_CTR_EV_STORED_OK, "stored", "ok"},
+		{KVP_CTR_EV_STORED_PARENT, "stored", "parent_block_not_found"},
+		{KVP_CTR_EV_STORED_INVALID, "stored", "invalid_block"},
+		{KVP_CTR_EV_STORED_FULL, "stored", "capacity_exhausted"},
+		{KVP_CTR_EV_REMOVED_OK, "removed", "ok"},
+		{KVP_CTR_EV_REMOVED_NOTFOUND, "removed", "block_not_found"},
+		{KVP_CTR_EV_CLEARED_OK, "cleared", "ok"},
+	};
+	static const char family[] = "dynamo_kvrouter_kv_cache_events_applied";
+	kvp_text_add(t, "# HELP %s KV events by type and outcome\n# TYPE %s counter\n", family, family);
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+		kvp_text_add(t, "%s{event_type=\"%s\",status=\"%s\"} %" PRIu64 "\n", family, row[i].type,
+			row[i].status, kvp_ctr_sum(&r->counters, row[i].id));
+	kvp_text_add(t,
+		"# HELP dynamo_kvrouter_kv_cache_event_warnings KV events that changed nothing\n"
+		"# TYPE dynamo_kvrouter_kv_cache_event_warnings counter\n"
+		"dynamo_kvrouter_kv_cache_event_warnings{warning_kind=\"duplicate_store\"} %" PRIu64 "\n",
+		kvp_ctr_sum(&r->counters, KVP_CTR_RADIX_DUPLICATE));
+}
+
+/* label_value escapes what the text format wants escaped. */
+static void label_value(const char *in, char *out, size_t cap)
+{
+	size_t n = 0;
+	for (; *in && n + 3 < cap; in++) {
+		if (*in == '\\' || *in == '"' || *in == '\n')
+			out[n++] = '\\';
+		out[n++] = *in == '\n' ? 'n' : *in;
+	}
+	out[n] = 0;
+}
+
+static void write_settings(struct kvp_text *t, const struct kvp_config *cfg)
+{
+	char value[1024], escaped[2048];
+	int id = 0, at;
+	kvp_text_add(t, "# HELP kvpick_setting_info effective settings\n# TYPE kvpick_setting_info gauge\n");
+	while ((at = kvp_config_value_next(cfg, &id)) >= 0) {
+		label_value(kvp_config_value(cfg, (enum kvp_config_id)at, value, sizeof(value)), escaped,
+			sizeof(escaped));
+		kvp_text_add(t, "kvpick_setting_info{name=\"%s\",value=\"%s\"} 1\n",
+			kvp_config_name((enum kvp_config_id)at), escaped);
+	}
+}
+
+void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r, const struct kvp_config *cfg)
 {
 	for (int i = 0; i < KVP_CTR_CNT; i++)
 		write_counter(t, r, (enum kvp_ctr)i);
 	for (int i = 0; i < KVP_HIST_CNT; i++)
 		write_hist(t, r, (enum kvp_hist)i);
+	write_published(t, r);
 	write_node(t, r);
+	write_settings(t, cfg);
 }

@@ -9,7 +9,7 @@ void kvp_route_health(struct kvp_call *c)
 void kvp_route_metrics(struct kvp_call *c)
 {
 	struct kvp_text out = {NULL, 0, 0, KVP_OK};
-	kvp_metrics_write(&out, c->h->boot.region);
+	kvp_metrics_write(&out, c->h->boot.region, c->h->boot.config);
 	if (out.err)
 		kvp_reply_error(c, 500, "out of memory");
 	else
