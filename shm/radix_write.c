@@ -374,6 +374,8 @@ static int store_piece(struct kvp_radix_w *w, struct put *p, enum kvp_radix_pare
 {
 	struct kvp_radix_slot_shm *s = &w->slot[p->slot];
 	uint32_t pos = KVP_RADIX_NOPOS;
+	if (p->n && !distinct(w, p->n, p->ext, how == KVP_RADIX_CHILD ? &parent_ext : NULL))
+		return KVP_ERR_INVAL;
 	if (how == KVP_RADIX_CHILD) {
 		pos = s->blocks ? kvp_radix_name_of(w, p->slot, parent_ext) : KVP_RADIX_NOPOS;
 		if (pos == KVP_RADIX_NOPOS)
@@ -381,8 +383,6 @@ static int store_piece(struct kvp_radix_w *w, struct put *p, enum kvp_radix_pare
 	}
 	if (p->n == 0)
 		return KVP_OK;
-	if (!distinct(w, p->n, p->ext, how == KVP_RADIX_CHILD ? &parent_ext : NULL))
-		return KVP_ERR_INVAL;
 	if (!s->has_part || s->part_salt != p->part_salt) {
 		s->part_salt = p->part_salt;
 		s->part_mix = p->part_mix;

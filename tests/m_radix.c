@@ -10,7 +10,8 @@
 static struct model *model;
 static struct kvp_radix_match *match;
 static struct op *op;
-static int quiet; /* while shrinking */
+static struct kvp_radix_stats sum; /* what the sequences went through */
+static int quiet;		   /* while shrinking */
 
 static struct kvp_geom geometry(uint32_t slots)
 {
@@ -86,6 +87,16 @@ static int run(uint32_t slots, uint64_t seed, const uint8_t *use, int cnt)
 	}
 	struct kvp_radix_stats st;
 	kvp_radix_stats(&t.r, &st);
+	sum.splits += st.splits;
+	sum.appends += st.appends;
+	sum.truncations += st.truncations;
+	sum.moved += st.moved;
+	sum.renamed += st.renamed;
+	sum.duplicate += st.duplicate;
+	sum.not_found += st.not_found;
+	sum.unknown += st.unknown;
+	sum.invalid += st.invalid;
+	sum.lost += st.lost;
 	if (bad < 0 && (batch_end(&t, seed) || st.runs || st.blocks || st.col_used_words ||
 			       st.cut_used_words || st.alias_cnt || st.hole_cnt)) {
 		printf("# after clearing all: runs %llu blocks %llu words %llu\n",
@@ -141,5 +152,11 @@ int main(void)
 			if (!ok(bad < 0, "%u slots: tree and model agree over %d operations", geo[i], OPS))
 				shrink(geo[i], s, use, bad + 1 < OPS ? bad + 1 : OPS);
 		}
+	ok(sum.splits && sum.appends && sum.truncations && sum.moved && sum.renamed && sum.duplicate &&
+			sum.not_found && sum.unknown && sum.invalid && !sum.lost,
+		"all of it happened: %llu splits, %llu appends, %llu truncations, %llu moves, %llu renames",
+		(unsigned long long)sum.splits, (unsigned long long)sum.appends,
+		(unsigned long long)sum.truncations, (unsigned long long)sum.moved,
+		(unsigned long long)sum.renamed);
 	return done();
 }

@@ -134,18 +134,18 @@ static inline int model_store(struct model *m, uint32_t s, int child, uint64_t p
 	const uint64_t *local, const uint64_t *ext)
 {
 	uint32_t at = model_part(s);
-	if (child) {
-		struct model_name *p = model_find(m, s, parent);
-		if (!p)
-			return KVP_ERR_NOTFOUND;
-		at = p->node;
-	}
 	for (uint32_t i = 0; i < n; i++) {
 		if (child && ext[i] == parent)
 			return KVP_ERR_INVAL;
 		for (uint32_t j = 0; j < i; j++)
 			if (ext[i] == ext[j])
 				return KVP_ERR_INVAL;
+	}
+	if (child) {
+		struct model_name *p = model_find(m, s, parent);
+		if (!p)
+			return KVP_ERR_NOTFOUND;
+		at = p->node;
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		at = model_child(m, at, local[i], 1);

@@ -157,11 +157,17 @@ static void writer(uint64_t seed)
 	for (uint32_t s = 0; s < SLOTS; s++) {
 		struct oracle_slot *o = &oracle->slot[s];
 		uint32_t d = depth_of(&r, s, m);
-		if (d != o->depth && !(o->seq & 1 && d == o->next_depth))
+		if (d != o->depth && !(o->seq & 1 && d == o->next_depth)) {
+			fprintf(stderr, "slot %u: depth %u, was %u, should become %u\n", s, d, o->depth,
+				o->next_depth);
 			_exit(4);
+		}
 		if (!(o->seq & 1))
 			continue;
-		/* The predecessor died in a change of this slot: it has happened or not; begin anew. */
+		/* The predecessor died in a change of this slot: it has happened or not; begin anew. This writer
+		 * may die here as well. */
+		o->depth = d;
+		kvp_st_rel_u32(&o->next_depth, 0);
 		kvp_radix_clear(w, idx_of(s));
 		memset(o->held, 0, sizeof(o->held));
 		o->depth = 0;
