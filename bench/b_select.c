@@ -63,7 +63,7 @@ static void run(
 int main(int argc, char **argv)
 {
 	uint32_t cycles = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 20000;
-	static const uint32_t rank_step[] = {8, 64}, block[] = {32, 512};
+	static const uint32_t rank_step[] = {8, 64, 1024}, block[] = {32, 512};
 	struct kvp_select_settings set;
 	if (mini_open(&node) != KVP_OK)
 		return 1;
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 		tok[i] = i;
 	kvp_select_defaults(&set);
 	struct kvp_selection *s = kvp_select_open(&node.r, KVP_OWNER(2, 1), &column, &set);
-	for (int step = 0; step < 2; step++) {
+	for (int step = 0; step < 3; step++) {
 		while (node.view_cnt < rank_step[step])
 			if (mini_worker(&node, node.view_cnt + 1, 1, 0) != KVP_OK)
 				return 1;

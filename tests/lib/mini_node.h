@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MINI_RANK_MAX 64
+#define MINI_RANK_MAX 1024
 
 struct mini_node {
 	struct kvp_region r;
@@ -31,7 +31,7 @@ static inline int mini_open(struct mini_node *n)
 	memset(n, 0, sizeof(*n));
 	n->geom = (struct kvp_geom){.slot_max = 8,
 		.rank_max = MINI_RANK_MAX,
-		.index_rank_max = 64,
+		.index_rank_max = 1024,
 		.resv_max = 4096,
 		.block_max = 100000,
 		.active_block_max = 65536,
