@@ -171,7 +171,6 @@ int main(int argc, char **argv)
 	if (rc)
 		return kvp_boot_exit(rc);
 	kvp_config_log_setup(h.boot.config, "httpd", (int)h.boot.instance);
-	kvp_ctr_add(h.boot.ctr, KVP_CTR_PROC_STARTED, 1);
 	rc = open_all(&h);
 	if (rc) {
 		KVP_LOG_E("httpd.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));

@@ -298,7 +298,6 @@ int main(int argc, char **argv)
 	if (rc)
 		return kvp_boot_exit(rc);
 	kvp_config_log_setup(d.boot.config, "indexer", -1);
-	kvp_ctr_add(d.boot.ctr, KVP_CTR_PROC_STARTED, 1);
 	rc = open_all(&d);
 	if (rc) {
 		KVP_LOG_E("indexer.start", "error=%s errno=%d", kvp_strerror(rc), errno);
