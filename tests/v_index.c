@@ -1,5 +1,5 @@
-/* v_index — scenarios of an independent model of the index: events, lookups, dumps. Only the device tier: events of
- * other tiers are skipped, and expectations are read as far as they do not depend on them. */
+/* v_index — scenarios of an independent model of the index: events, lookups, dumps. Only the device tier:
+ * events of other tiers are skipped, and expectations are read as far as they do not depend on them. */
 #include "ipc/json_in.h"
 #include "tests/radix_model.h"
 #include "tests/tap.h"

@@ -1,8 +1,8 @@
-/* One writer and two readers in processes of their own; the writer is killed at random instants and its successor
- * recovers. Oracle: a slot whose sequence word did not change during a lookup was not touched, so its depth must be
- * exact, whatever happened to other slots of the same runs meanwhile; any depth of a touched slot or of a walk that
- * gave up must be within what the slot can hold, and slots of other groups must not show at all.
- * KVP_TORTURE_S: seconds, default 2. */
+/* One writer and two readers in processes of their own; the writer is killed at random instants and its
+ * successor recovers. Oracle: a slot whose sequence word did not change during a lookup was not touched, so
+ * its depth must be exact, whatever happened to other slots of the same runs meanwhile; any depth of a
+ * touched slot or of a walk that gave up must be within what the slot can hold, and slots of other groups
+ * must not show at all. KVP_TORTURE_S: seconds, default 2. */
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
@@ -164,8 +164,8 @@ static void writer(uint64_t seed)
 		}
 		if (!(o->seq & 1))
 			continue;
-		/* The predecessor died in a change of this slot: it has happened or not; begin anew. This writer
-		 * may die here as well. */
+		/* The predecessor died in a change of this slot: it has happened or not; begin anew. This
+		 * writer may die here as well. */
 		o->depth = d;
 		kvp_st_rel_u32(&o->next_depth, 0);
 		kvp_radix_clear(w, idx_of(s));
