@@ -96,6 +96,10 @@ int kvp_radix_cover_set(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint
 	if (blk == h->len) {
 		if (!kvp_radix_has_bit(h, slot))
 			bit_store(h, slot, 1);
+		if (i != NONE) { /* readers need not look at it any more */
+			kvp_st_rel_u32(&w->cut[h->cut_ref + i], KVP_RADIX_CUT(slot, 0));
+			list_trim(w, h);
+		}
 		return KVP_OK;
 	}
 	if (i != NONE)

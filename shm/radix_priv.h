@@ -35,7 +35,7 @@ struct kvp_radix_hdr_shm {
 	uint32_t base;	   /* first word in the key column */
 	uint32_t cap;	   /* words from base that the run may fill */
 	uint32_t cut_ref;  /* first word of the cutoff list */
-	uint32_t cut_n;	   /* entries (low 16 bits), log2 of its granules + 1 (high 16 bits, 0 = no list) */
+	uint32_t cut_n;	   /* entries (low half), log2 of the granules + 1 (high half; 0 = no list) */
 	uint32_t tier_ref; /* lower-tier record, 0 = none */
 	uint32_t rid;	   /* the writer's number of this run */
 	uint64_t spare;

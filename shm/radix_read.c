@@ -84,13 +84,16 @@ static int more_keys(struct walk *w)
  * */
 static void look_ahead(struct walk *w, uint32_t len)
 {
-	w->step = len;
-	w->guess = w->pos + len;
+	int known = w->step == len && w->guess > w->pos && (w->guess - w->pos) % len == 0;
 	uint32_t to = w->pos + AHEAD * len;
 	if (len < 8 || to > w->pos + RING / 2)
 		to = w->pos + len + 1;
-	for (uint32_t i = 0; i < AHEAD && w->guess < w->have; i++, w->guess += len)
-		prefetch_hdr(w, w->key[w->guess & (RING - 1)]);
+	if (!known) { /* else they are on their way already */
+		w->step = len;
+		w->guess = w->pos + len;
+		for (uint32_t i = 0; i < AHEAD && w->guess < w->have; i++, w->guess += len)
+			prefetch_hdr(w, w->key[w->guess & (RING - 1)]);
+	}
 	to = to < w->total ? to : w->total;
 	const struct kvp_radix_query *q = w->q;
 	while (w->have < to && w->have + KVP_RADIX_CHUNK_BLK <= w->pos + RING &&

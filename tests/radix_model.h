@@ -1,5 +1,5 @@
-/* tests/radix_model.h — a naive prefix tree, one node a block, written from the rules and not from the code:
- * a rank owns a node as long as one of its hashes names it. Shared by the model, crash and life-cycle
+/* tests/radix_model.h — a naive prefix tree, one node a block, written from the rules and not from the
+ * code: a rank owns a node as long as one of its hashes names it. Shared by the model, crash and life-cycle
  * tests. */
 #ifndef KVP_RADIX_MODEL_H
 #define KVP_RADIX_MODEL_H
