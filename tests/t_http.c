@@ -129,6 +129,7 @@ static const struct exchange table[] = {
 	{"high byte in the target", "GET /e\xc3\xa4 HTTP/1.1\r\nHost: a\r\n\r\n", MALFORMED, CLOSE},
 	{"fragment in the target", "GET /e#f HTTP/1.1\r\nHost: a\r\n\r\n", MALFORMED, CLOSE},
 	{"two spaces", "GET  /e HTTP/1.1\r\nHost: a\r\n\r\n", MALFORMED, CLOSE},
+	{"two spaces before the version", "GET /e  HTTP/1.1\r\nHost: a\r\n\r\n", MALFORMED, CLOSE},
 	{"tab for space", "GET\t/e HTTP/1.1\r\nHost: a\r\n\r\n", MALFORMED, CLOSE},
 	{"space behind the version", "GET /e HTTP/1.1 \r\nHost: a\r\n\r\n", MALFORMED, CLOSE},
 	{"unknown method", "FOO /e HTTP/1.1\r\nHost: a\r\n\r\n", MALFORMED, CLOSE},
@@ -249,9 +250,8 @@ static void test_limits(void)
 	expect("body of 8 MiB", buf, n + BODY, OK_HEAD(8388616), KEEP);
 	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nContent-Length: %d\r\n\r\n", BODY + 1);
 	expect("body of 8 MiB and a byte, before it comes", buf, n, BODY413, CLOSE);
-	n = (size_t)snprintf(
-		buf, BUF_MAX, "POST /b HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n",
-		BODY + 1);
+	n = (size_t)snprintf(buf, BUF_MAX,
+		"POST /b HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", BODY + 1);
 	expect("the same with Expect: no 100", buf, n, BODY413, CLOSE);
 	n = (size_t)snprintf(
 		buf, BUF_MAX, "POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n", BODY + 1);
@@ -318,6 +318,78 @@ static void test_pipelined_async(void)
 	is_str(in.p, want, "%s: answers come in order", be_name);
 	in_free(&in);
 	close(fd);
+}
+
+/* More behind a running request than is kept: it is answered, the rest is not. */
+static void test_overrun(void)
+{
+	struct in in = {0};
+	char *junk = calloc(1, 9 << 20);
+	uint64_t before = kvp_http_server_stat(srv)->overrun;
+	int fd = dial(kvp_http_server_port(srv));
+	held_cnt = 0;
+	put(fd, "GET /hold HTTP/1.1\r\n\r\n", 22);
+	UNTIL(held_cnt == 1);
+	ok(put(fd, junk, 9 << 20) == 0, "%s: 9 MiB behind a running request are taken", be_name);
+	UNTIL(kvp_http_server_stat(srv)->overrun == before + 1);
+	is_u64(kvp_http_server_stat(srv)->overrun, before + 1, "%s: and counted as too much", be_name);
+	kvp_http_reply(held[0], 200, "text/plain", "one", 3);
+	UNTIL((in_more(fd, &in), in.eof));
+	strip_dates(&in);
+	is_str(in.p, OK_HEAD(3) "Connection: close\r\n\r\none", "%s: the request is answered, then the end",
+		be_name);
+	in_free(&in);
+	close(fd);
+	free(junk);
+}
+
+/* A client that sends a lot before it reads: the server stops reading, forgets nothing, keeps memory bounded. */
+static void test_pipelined_many(void)
+{
+	enum { REQS = 1500, EACH = 8000 };
+	char head[100], *all = malloc(REQS * (EACH + 100)), *at = all;
+	for (int i = 0; i < REQS; i++) {
+		int n = snprintf(
+			head, sizeof(head), "POST /%04d HTTP/1.1\r\nContent-Length: %d\r\n\r\n", i, EACH);
+		memcpy(at, head, (size_t)n);
+		memset(at + n, 'p', EACH);
+		at += n + EACH;
+	}
+	struct in in = {0};
+	int fd = dial(kvp_http_server_port(srv)), small = 65536, quiet = 0;
+	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+	char *next = all;
+	uint64_t rx = 0;
+	while (next < at && quiet < 200) { /* until nobody takes anything any more */
+		ssize_t n = send(fd, next, (size_t)(at - next), MSG_DONTWAIT);
+		next += n > 0 ? n : 0;
+		pump();
+		quiet = n > 0 || kvp_http_server_stat(srv)->rx_bytes != rx ? 0 : quiet + 1;
+		rx = kvp_http_server_stat(srv)->rx_bytes;
+	}
+	ok(next < at, "%s: a client that does not read its answers cannot send for ever", be_name);
+	for (uint64_t start = kvp_loop_now_ns(loop); !late(start) && in.len < (size_t)REQS * EACH;) {
+		ssize_t n = next < at ? send(fd, next, (size_t)(at - next), MSG_DONTWAIT) : 0;
+		next += n > 0 ? n : 0;
+		pump();
+		in_more(fd, &in);
+	}
+	UNTIL((in_more(fd, &in),
+		      in.len > EACH + 11 && memcmp(in.p + in.len - EACH - 11, "POST /1499 ", 11) == 0) ||
+		in.eof);
+	strip_dates(&in);
+	int order = 0;
+	const char *p = in.p, *end = in.p + in.len;
+	for (; order < REQS; order++) {
+		snprintf(head, sizeof(head), "\r\n\r\nPOST /%04d p", order);
+		p = memmem(p, (size_t)(end - p), head, strlen(head));
+		if (!p)
+			break;
+	}
+	is_u64(order, REQS, "%s: when it reads, every answer comes, in order", be_name);
+	in_free(&in);
+	close(fd);
+	free(all);
 }
 
 enum gone { GONE_CLOSE, GONE_RESET, GONE_CLOSE_PIPELINED, GONE_RESET_PIPELINED };
@@ -653,6 +725,8 @@ static void run(enum kvp_loop_backend be, const char *name)
 	test_expect_continue();
 	test_pipelined_async();
 	test_half_close();
+	test_overrun();
+	test_pipelined_many();
 	test_stream();
 	UNTIL(kvp_http_server_stat(srv)->open == 0);
 	test_abort(GONE_CLOSE, "closed by the client");

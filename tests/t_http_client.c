@@ -410,6 +410,22 @@ static void test_pool(void)
 	call(&cfg, &s);
 	seen_free(&s);
 	ok(st->idle == 0, "%s: a connection with bytes behind the answer is not kept", be_name);
+	/* closed just now: the loop has not heard of it, a look before use has */
+	static const struct act again[] = {{GOOD, THEN_KEEP}, {GOOD, THEN_KEEP}};
+	script_set(again);
+	memset(&s, 0, sizeof(s));
+	call(&cfg, &s);
+	seen_free(&s);
+	uint64_t before = st->stale, retried = st->retried;
+	shutdown(pc[(peers - 1) % 64].s.fd, SHUT_RDWR);
+	memset(&s, 0, sizeof(s));
+	ok(call(&cfg, &s) == KVP_OK && st->stale == before + 1 && st->retried == retried,
+		"%s: a pooled connection that was closed in this turn is not used either", be_name);
+	seen_free(&s);
+	kvp_http_client_close(cl);
+	kvp_http_client_open(loop, NULL, &cl);
+	st = kvp_http_client_stat(cl);
+	script_set(again);
 	/* a peer that speaks while it is idle */
 	memset(&s, 0, sizeof(s));
 	call(&cfg, &s);
