@@ -343,7 +343,7 @@ static void test_overrun(void)
 	free(junk);
 }
 
-/* A client that sends a lot before it reads: the server stops reading, forgets nothing, keeps memory bounded. */
+/* A client that sends a lot before it reads: the server stops reading, forgets nothing, stays bounded. */
 static void test_pipelined_many(void)
 {
 	enum { REQS = 1500, EACH = 8000 };
