@@ -171,21 +171,23 @@ double kvp_rng_double(struct kvp_rng *r)
 	return v.d - 1.0;
 }
 
+void kvp_score_offer(struct kvp_score_best *b, double cost, uint32_t at, struct kvp_rng *rng)
+{
+	if (b->offered++ == 0 || cost < b->cost || (isnan(b->cost) && !isnan(cost))) {
+		b->cost = cost;
+		b->at = at;
+		b->ties = 1;
+	} else if (cost == b->cost && kvp_rng_below(rng, ++b->ties) == 0) {
+		b->at = at;
+	}
+}
+
 static uint32_t pick_least(const struct kvp_score_rank *rank, uint32_t n, struct kvp_rng *rng)
 {
-	uint32_t best = 0;
-	uint64_t ties = 1;
-	double least = rank[0].cost;
-	for (uint32_t i = 1; i < n; i++) {
-		if (rank[i].cost < least || (isnan(least) && !isnan(rank[i].cost))) {
-			least = rank[i].cost;
-			best = i;
-			ties = 1;
-		} else if (rank[i].cost == least && kvp_rng_below(rng, ++ties) == 0) {
-			best = i;
-		}
-	}
-	return best;
+	struct kvp_score_best best = {0};
+	for (uint32_t i = 0; i < n; i++)
+		kvp_score_offer(&best, rank[i].cost, i, rng);
+	return best.at;
 }
 
 /* How costs turn into weights exp(cost / m * scale - shift): m keeps the extremes of double finite. */

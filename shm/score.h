@@ -107,6 +107,15 @@ uint64_t kvp_rng_next(struct kvp_rng *r);
 uint64_t kvp_rng_below(struct kvp_rng *r, uint64_t n); /* uniform in [0, n), n > 0 */
 double kvp_rng_double(struct kvp_rng *r);	       /* uniform in [0, 1) */
 
+/* kvp_score_offer: the choice of the least cost, one candidate at a time. Zero the struct, offer costs in any
+ * pieces; at is then the chosen one, uniform among exact ties. What kvp_score_pick does at temperature 0. */
+struct kvp_score_best {
+	double cost;
+	uint64_t offered, ties;
+	uint32_t at;
+};
+void kvp_score_offer(struct kvp_score_best *b, double cost, uint32_t at, struct kvp_rng *rng);
+
 /* kvp_score_pick chooses among n > 0 scored ranks: the least cost with a uniform choice among exact ties,
  * or softmax over min-max normalised costs when the temperature is above 0. Returns the index. NaN never
  * wins. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#define PREFETCH_RANKS 8  /* loads fetched ahead */
 #define VIEW_RETRY_MAX 16 /* catalogue changes tolerated while one view is read */
 
 int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
@@ -69,10 +70,14 @@ void kvp_selection_close(struct kvp_selection *s)
 {
 	if (!s)
 		return;
-	struct kvp_scratch *all[] = {&s->scratch_rank, &s->scratch_cand, &s->scratch_local, &s->scratch_seq,
-		&s->scratch_taint, &s->scratch_dp, &s->scratch_filter, &s->scratch_cand_rank};
+	struct kvp_scratch *all[] = {&s->scratch_cand, &s->scratch_local, &s->scratch_seq, &s->scratch_dp,
+		&s->scratch_filter, &s->scratch_cand_rank};
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]->ptr);
+	for (uint32_t i = 0; i < KVP_PART_MAX; i++) {
+		free(s->view[i].rank_mem.ptr);
+		free(s->view[i].taint_mem.ptr);
+	}
 	free(s);
 }
 
@@ -101,42 +106,60 @@ static int find_partition(
 	return 0;
 }
 
-/* copy_view copies the partition's ranks and taints out of the shared view; 0, 500 or 503. */
-static int copy_view(struct kvp_selection *s, struct kvp_str model, struct kvp_str group)
+/* copy_ranks copies ranks and taints of a shared view; KVP_ERR_FULL without memory, KVP_ERR_AGAIN when the
+ * view was replaced meanwhile. */
+static int copy_ranks(const struct kvp_cat *cat, const struct kvp_cat_view *v, struct kvp_sel_view *c)
+{
+	struct kvp_sel_rank *rank = kvp_sel_scratch(&c->rank_mem, v->cnt, sizeof(*rank));
+	uint64_t *taint = kvp_sel_scratch(&c->taint_mem, v->taint_cnt, sizeof(*taint));
+	uint32_t at = 0;
+	c->cnt = 0;
+	if (!rank || !taint)
+		return KVP_ERR_FULL;
+	for (uint32_t k = 0; k < v->cnt; k++) {
+		const struct kvp_rank_view *rv = &v->rank[k];
+		const uint64_t *t;
+		uint32_t n = kvp_cat_view_taints(v, k, &t);
+		n = n > v->taint_cnt - at ? v->taint_cnt - at : n;
+		memcpy(taint + at, t, n * sizeof(uint64_t));
+		rank[k] = (struct kvp_sel_rank){.worker_id = rv->worker_id,
+			.dp_rank = rv->dp_rank,
+			.rank_slot = rv->rank_slot,
+			.rank_gen = rv->rank_gen,
+			.worker_idx = rv->worker_idx,
+			.index_slot = rv->index_slot,
+			.index_gen = rv->index_gen,
+			.taint_off = at,
+			.taint_cnt = n,
+			.total_kv_blocks = rv->total_kv_blocks};
+		at += n;
+	}
+	if (kvp_cat_view_valid(cat, v) != KVP_OK)
+		return KVP_ERR_AGAIN;
+	c->version = v->version;
+	c->cnt = v->cnt;
+	return KVP_OK;
+}
+
+/* use_view points the handle at its own copy of the partition's ranks, renewed when another view was
+ * published: 0, 500 or 503. */
+static int use_view(struct kvp_selection *s, struct kvp_str model, struct kvp_str group)
 {
 	const struct kvp_cat *cat = &s->region->cat;
+	struct kvp_sel_view *c = &s->view[s->part_idx];
 	struct kvp_cat_view v;
 	for (int i = 0; i < VIEW_RETRY_MAX; i++) {
 		if (kvp_cat_view_begin(cat, s->part_idx, &v) || v.cnt == 0)
 			return not_ready(s, model, group);
-		s->rank = kvp_sel_scratch(&s->scratch_rank, v.cnt, sizeof(*s->rank));
-		s->cand = kvp_sel_scratch(&s->scratch_cand, v.cnt, sizeof(*s->cand));
-		uint64_t *taint = kvp_sel_scratch(&s->scratch_taint, v.taint_cnt, sizeof(uint64_t));
-		s->cand_rank = kvp_sel_scratch(&s->scratch_cand_rank, v.cnt, sizeof(*s->cand_rank));
-		if (!s->rank || !s->cand || !s->cand_rank || !taint)
+		int rc = c->cnt && c->version == v.version ? KVP_OK : copy_ranks(cat, &v, c);
+		if (rc == KVP_ERR_FULL)
 			return kvp_sel_fail(s, 500, "out of memory");
-		uint32_t at = 0;
-		for (uint32_t k = 0; k < v.cnt; k++) {
-			const struct kvp_rank_view *rv = &v.rank[k];
-			const uint64_t *t;
-			uint32_t n = kvp_cat_view_taints(&v, k, &t);
-			n = n > v.taint_cnt - at ? v.taint_cnt - at : n;
-			memcpy(taint + at, t, n * sizeof(uint64_t));
-			s->rank[k] = (struct kvp_sel_rank){.worker_id = rv->worker_id,
-				.dp_rank = rv->dp_rank,
-				.rank_slot = rv->rank_slot,
-				.rank_gen = rv->rank_gen,
-				.worker_idx = rv->worker_idx,
-				.index_slot = rv->index_slot,
-				.index_gen = rv->index_gen,
-				.taint_off = at,
-				.taint_cnt = n,
-				.total_kv_blocks = rv->total_kv_blocks};
-			at += n;
-		}
-		s->rank_cnt = v.cnt;
-		if (kvp_cat_view_valid(cat, &v) == KVP_OK)
+		if (rc == KVP_OK) {
+			s->rank = c->rank_mem.ptr;
+			s->taint = c->taint_mem.ptr;
+			s->rank_cnt = c->cnt;
 			return 0;
+		}
 		kvp_ctr_add(s->ctr, KVP_CTR_SELECT_VIEW_RETRY, 1);
 	}
 	return kvp_sel_fail(s, 503, "the worker catalogue changes too fast; try again");
@@ -177,29 +200,26 @@ void kvp_sel_look_up(struct kvp_selection *s)
 	}
 }
 
-void kvp_sel_read_loads(struct kvp_selection *s)
+void kvp_sel_read_load(struct kvp_selection *s, uint32_t i)
 {
 	const struct kvp_book *b = &s->region->book;
 	const struct kvp_sel_prompt *p = &s->prompt;
-	for (uint32_t i = 0; i < s->rank_cnt; i++) {
-		struct kvp_sel_rank *r = &s->rank[i];
-		if (i + 8 < s->rank_cnt)
-			kvp_load_prefetch(b, s->rank[i + 8].rank_slot);
-		kvp_load_read(b, r->rank_slot, &r->load);
-		r->additional_blk = 0;
-		if (s->set.track_active_blocks == KVP_YES)
-			r->additional_blk =
-				p->seq_cnt - (r->load.requests ? kvp_active_depth(b, r->rank_slot,
-									 r->rank_gen, p->seq, p->seq_cnt)
-							       : 0);
-	}
+	struct kvp_sel_rank *r = &s->rank[i];
+	if (i + PREFETCH_RANKS < s->rank_cnt)
+		kvp_load_prefetch(b, s->rank[i + PREFETCH_RANKS].rank_slot);
+	kvp_load_read(b, r->rank_slot, &r->load);
+	r->additional_blk = 0;
+	if (s->set.track_active_blocks == KVP_YES)
+		r->additional_blk = p->seq_cnt - (r->load.requests ? kvp_active_depth(b, r->rank_slot,
+									     r->rank_gen, p->seq, p->seq_cnt)
+								   : 0);
 }
 
 int kvp_sel_open_partition(
 	struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model, struct kvp_str group)
 {
 	int status = find_partition(s, role, model, group);
-	return status ? status : copy_view(s, model, group);
+	return status ? status : use_view(s, model, group);
 }
 
 void kvp_select_defaults(struct kvp_select_settings *set)

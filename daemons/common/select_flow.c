@@ -154,7 +154,6 @@ static int book_chosen(struct kvp_selection *s, const struct kvp_select_request 
 	enum kvp_tristate track, uint32_t *chosen)
 {
 	for (int i = 0;; i++) {
-		kvp_sel_read_loads(s);
 		int status = kvp_sel_pick(s, q, track, chosen);
 		if (status)
 			return status;
@@ -196,7 +195,6 @@ static int select_unbooked(
 	int status = prepare(s, q, KVP_PROMPT_USE_SELECT);
 	if (status)
 		return status;
-	kvp_sel_read_loads(s);
 	status = kvp_sel_pick(s, q, track, &chosen);
 	status = status ? status : worker_of(s, &s->rank[chosen]);
 	return status ? status : fill_answer(s, chosen, track, a);
@@ -409,9 +407,9 @@ int kvp_selection_potential_loads(struct kvp_selection *s, const struct kvp_sele
 	status = status ? status : prepare(s, q, KVP_PROMPT_USE_INSPECT);
 	if (status)
 		return status;
-	kvp_sel_read_loads(s);
 	for (uint32_t i = 0; i < s->rank_cnt && i < cap; i++) {
 		const struct kvp_sel_rank *r = &s->rank[i];
+		kvp_sel_read_load(s, i);
 		uint64_t added = track == KVP_YES ? kvp_sel_effective_prefill(s, i) : 0;
 		row[i] = (struct kvp_load_row){r->worker_id, r->dp_rank, r->load.prefill_tok + added,
 			kvp_load_blocks(&r->load) + r->additional_blk, r->load.requests};

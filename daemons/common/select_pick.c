@@ -97,36 +97,86 @@ static uint32_t steer(
 	return kept;
 }
 
+/* Candidates are scored in pieces that stay in the first-level cache; only a choice that looks at all costs
+ * together (softmax, credit decay, soft target) wants them in one piece. */
+#define PIECE_RANKS 64
+
+struct pick {
+	struct filters filters;
+	struct kvp_score_request request;
+	struct kvp_score_best best;
+	uint32_t cnt, room; /* candidates in the current piece; its size */
+};
+
+static void add_candidate(
+	struct kvp_selection *s, const struct kvp_select_request *q, struct pick *p, uint32_t i)
+{
+	const struct kvp_sel_rank *r = &s->rank[i];
+	kvp_sel_read_load(s, i);
+	s->cand_rank[p->cnt] = i;
+	s->cand[p->cnt++] = (struct kvp_score_rank){.dev_blk = r->dev_blk,
+		.additional_blk = r->additional_blk,
+		.active_prefill_tok = r->load.prefill_tok,
+		.active_blk = kvp_load_blocks(&r->load),
+		.active_requests = r->load.requests,
+		.taint_multiplier = q->preferred_cnt ? preference(q, p->filters.preferred,
+							       s->taint + r->taint_off, r->taint_cnt)
+						     : 1.0};
+}
+
+static void score_piece(struct kvp_selection *s, struct pick *p)
+{
+	kvp_score_all(&p->request, s->cand, p->cnt);
+	for (uint32_t i = 0; i < p->cnt; i++)
+		kvp_score_offer(&p->best, s->cand[i].cost, s->cand_rank[i], &s->rng);
+	p->cnt = 0;
+}
+
+static int begin_pick(struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track,
+	struct pick *p, int *whole)
+{
+	memset(p, 0, sizeof(*p));
+	int status = prepare_filters(s, q, &p->filters);
+	if (status)
+		return status;
+	p->request = score_request(s, q, track);
+	*whole = p->request.weights.temperature > 0 || p->request.weights.overlap_score_credit_decay > 0 ||
+		 q->has_target == KVP_YES;
+	p->room = *whole ? s->rank_cnt : PIECE_RANKS;
+	s->cand = kvp_sel_scratch(&s->scratch_cand, p->room, sizeof(*s->cand));
+	s->cand_rank = kvp_sel_scratch(&s->scratch_cand_rank, p->room, sizeof(*s->cand_rank));
+	return s->cand && s->cand_rank ? 0 : kvp_sel_fail(s, 500, "out of memory");
+}
+
 int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track,
 	uint32_t *chosen)
 {
-	struct filters f;
-	const uint64_t *taint = s->scratch_taint.ptr;
-	uint32_t n = 0;
-	int status = prepare_filters(s, q, &f);
+	struct pick p;
+	int whole;
+	int status = begin_pick(s, q, track, &p, &whole);
 	if (status)
 		return status;
+	int anybody = !p.filters.ask.allowed && q->has_pinned != KVP_YES && !q->required_cnt;
 	for (uint32_t i = 0; i < s->rank_cnt; i++) {
 		const struct kvp_sel_rank *r = &s->rank[i];
-		const uint64_t *own = taint + r->taint_off;
-		if (kvp_score_eligible(&f.ask, r->worker_id, r->dp_rank, own, r->taint_cnt) != KVP_ELIGIBLE)
+		if (!anybody && kvp_score_eligible(&p.filters.ask, r->worker_id, r->dp_rank,
+					s->taint + r->taint_off, r->taint_cnt) != KVP_ELIGIBLE)
 			continue;
-		s->cand_rank[n] = i;
-		s->cand[n++] = (struct kvp_score_rank){.dev_blk = r->dev_blk,
-			.additional_blk = r->additional_blk,
-			.active_prefill_tok = r->load.prefill_tok,
-			.active_blk = kvp_load_blocks(&r->load),
-			.active_requests = r->load.requests,
-			.taint_multiplier =
-				q->preferred_cnt ? preference(q, f.preferred, own, r->taint_cnt) : 1.0};
+		if (p.cnt == p.room)
+			score_piece(s, &p);
+		add_candidate(s, q, &p, i);
 	}
-	if (n == 0)
+	if (p.cnt == 0 && p.best.offered == 0)
 		return kvp_sel_fail(s, 503, "no endpoints available to route work");
-	struct kvp_score_request r = score_request(s, q, track);
+	if (!whole) {
+		score_piece(s, &p);
+		*chosen = p.best.at;
+		return 0;
+	}
 	if (q->has_target == KVP_YES)
-		n = steer(s, q, n, &r);
-	kvp_score_all(&r, s->cand, n);
-	*chosen = s->cand_rank[kvp_score_pick(&r, s->cand, n, &s->rng)];
+		p.cnt = steer(s, q, p.cnt, &p.request);
+	kvp_score_all(&p.request, s->cand, p.cnt);
+	*chosen = s->cand_rank[kvp_score_pick(&p.request, s->cand, p.cnt, &s->rng)];
 	return 0;
 }
 

@@ -13,6 +13,13 @@ struct kvp_scratch {
 	size_t bytes;
 };
 
+/* The handle's own copy of a partition's ranks: valid as long as no other view was published. */
+struct kvp_sel_view {
+	uint64_t version;
+	uint32_t cnt; /* 0 = nothing copied */
+	struct kvp_scratch rank_mem, taint_mem;
+};
+
 /* The normalised prompt of the current call. */
 struct kvp_sel_prompt {
 	struct kvp_hasher hasher; /* token form only */
@@ -32,7 +39,7 @@ struct kvp_sel_rank {
 	uint32_t index_slot, index_gen;
 	uint32_t dev_blk;	       /* cached device blocks of the prompt */
 	uint32_t additional_blk;       /* blocks that the prompt would newly activate */
-	uint32_t taint_off, taint_cnt; /* in scratch_taint */
+	uint32_t taint_off, taint_cnt; /* in the handle's taint array */
 	uint64_t total_kv_blocks;
 	struct kvp_load load;
 };
@@ -48,11 +55,13 @@ struct kvp_selection {
 	struct kvp_part_fixed part;
 	uint32_t part_idx;
 	uint32_t rank_cnt;
-	struct kvp_sel_rank *rank;   /* in scratch_rank */
+	struct kvp_sel_rank *rank;   /* of the partition in use: view[part_idx] */
+	const uint64_t *taint;	     /* taint hashes of those ranks */
 	struct kvp_score_rank *cand; /* eligible ranks, in scratch_cand */
 	uint32_t *cand_rank;	     /* index into rank of each, in scratch_cand_rank */
-	struct kvp_scratch scratch_rank, scratch_cand, scratch_local, scratch_seq, scratch_taint, scratch_dp,
-		scratch_filter, scratch_cand_rank;
+	struct kvp_scratch scratch_cand, scratch_local, scratch_seq, scratch_dp, scratch_filter,
+		scratch_cand_rank;
+	struct kvp_sel_view view[KVP_PART_MAX];
 	struct kvp_cat_worker_info worker; /* of the chosen worker */
 	char id[KVP_SELECTION_ID_MAX];	   /* generated id */
 	char err[KVP_SELECT_ERR_MAX];
@@ -78,12 +87,12 @@ int kvp_sel_prompt_begin(struct kvp_selection *s, const struct kvp_prompt *p, en
 int kvp_sel_prompt_finish(struct kvp_selection *s, enum kvp_tristate assume_reuse);
 
 /* kvp_sel_open_partition finds a partition and copies its schedulable ranks: 0, 500, or 503 with text.
- * kvp_sel_look_up walks the tree for the prompt and fills dev_blk. kvp_sel_read_loads fills load and
- * additional_blk. All work on s->rank. */
+ * kvp_sel_look_up walks the tree for the prompt and fills dev_blk of all ranks. kvp_sel_read_load fills load
+ * and additional_blk of rank i. All work on s->rank. */
 int kvp_sel_open_partition(
 	struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model, struct kvp_str group);
 void kvp_sel_look_up(struct kvp_selection *s);
-void kvp_sel_read_loads(struct kvp_selection *s);
+void kvp_sel_read_load(struct kvp_selection *s, uint32_t i);
 
 /* kvp_sel_pick scores the eligible ranks and picks one: 0 and *chosen (index into s->rank), 400 pin outside
  * the allow list, 500 without memory, 503 nothing eligible. kvp_sel_effective_prefill: prompt tokens that a
