@@ -94,6 +94,7 @@ class Node:
                                      stdout=self.log, stderr=self.log)
         wait_for(lambda: self.proc.poll() is not None or self.healthy(), 20)
         if self.proc.poll() is not None or not self.healthy():
+            self.stop(signal.SIGKILL)
             raise RuntimeError("node did not become healthy\n" + self.log_text())
         return self
 
