@@ -2,14 +2,15 @@
  *
  * Usage: b_select [cycles]. One line a case: bench=select.cycle ranks= blocks= form= p50_ns= p99_ns=
  * cycles_s= p50 and p99 are of select_and_reserve alone. Half of each prompt is cached on some rank. */
-#include "tests/lib/mini_node.h"
 #include <kvpick/clock.h>
+#include <kvpick/selection.h>
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-static struct mini_node node;
-static struct kvp_ctr_column_shm column;
 static uint32_t tok[4096];
 
 static int by_value(const void *a, const void *b)
@@ -60,27 +61,46 @@ static void run(
 	free(ns);
 }
 
+static int add_worker(struct kvp_selection *s, uint64_t id)
+{
+	struct kvp_local_worker w = {.worker_id = id,
+		.model = {"default", 7},
+		.group = {"default", 7},
+		.endpoint = {"http://w:8000", 13},
+		.block_size = 4,
+		.size = 1};
+	return kvp_selection_local_worker(s, &w) == 201;
+}
+
+static void store(struct kvp_selection *s, uint64_t worker_id, uint32_t n)
+{
+	static uint64_t local[1024], ext[1024];
+	struct kvp_hasher h;
+	kvp_hasher_init(&h, tok, n * 4, 4, KVP_HASH_WINDOW_PLAIN, kvp_hash_seed(NULL, 0, NULL, 0));
+	kvp_hasher_local(&h, 0, n, local);
+	kvp_hash_chain(NULL, local, n, ext);
+	kvp_selection_local_stored(s, worker_id, 0, NULL, n, local, ext);
+}
+
 int main(int argc, char **argv)
 {
-	uint32_t cycles = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 20000;
+	uint32_t cycles = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 20000, ranks = 0;
 	static const uint32_t rank_step[] = {8, 64, 1024}, block[] = {32, 512};
-	struct kvp_select_settings set;
-	if (mini_open(&node) != KVP_OK)
+	struct kvp_local_cfg cfg = {.rank_max = 1024, .seed = 1};
+	struct kvp_selection *s = kvp_selection_open_local(&cfg);
+	if (!s)
 		return 1;
 	for (uint32_t i = 0; i < 4096; i++)
 		tok[i] = i;
-	kvp_select_defaults(&set);
-	struct kvp_selection *s = kvp_select_open(&node.r, KVP_OWNER(2, 1), &column, &set);
 	for (int step = 0; step < 3; step++) {
-		while (node.view_cnt < rank_step[step])
-			if (mini_worker(&node, node.view_cnt + 1, 1, 0) != KVP_OK)
+		while (ranks < rank_step[step])
+			if (!add_worker(s, ++ranks))
 				return 1;
-		mini_store(&node, node.view_cnt - 1, tok, 256);
+		store(s, ranks, 256);
 		for (int b = 0; b < 2; b++)
 			for (int f = KVP_PROMPT_TOKENS; f <= KVP_PROMPT_HASHES; f++)
-				run(s, rank_step[step], block[b], (enum kvp_prompt_form)f, cycles);
+				run(s, ranks, block[b], (enum kvp_prompt_form)f, cycles);
 	}
 	kvp_selection_close(s);
-	mini_close(&node);
 	return 0;
 }

@@ -1,14 +1,15 @@
 /* The selection flow over a whole region in one process: cache, load, ties, constraints, life of a
  * booking. */
-#include "tests/lib/mini_node.h"
+#include "daemons/common/select_priv.h"
 #include "shm/sweep.h"
 #include "tests/tap.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 #include <sys/wait.h>
 
-static struct mini_node node;
-static struct kvp_ctr_column_shm column;
 static uint32_t tok[256];
 
 static struct kvp_select_request request(uint32_t token_cnt)
@@ -29,6 +30,31 @@ static struct kvp_str str(const char *s)
 	return (struct kvp_str){s, strlen(s)};
 }
 
+static int add_worker(struct kvp_selection *s, uint64_t id, uint32_t ranks, uint64_t total_kv_blocks)
+{
+	char endpoint[32];
+	struct kvp_local_worker w = {.worker_id = id,
+		.model = str("default"),
+		.group = str("default"),
+		.block_size = 4,
+		.size = ranks,
+		.total_kv_blocks = total_kv_blocks};
+	snprintf(endpoint, sizeof(endpoint), "http://w%u:8000", (unsigned)id);
+	w.endpoint = str(endpoint);
+	return kvp_selection_local_worker(s, &w);
+}
+
+/* store: a rank holds the first n blocks of the prompt tok[]. */
+static int store(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank, uint32_t n)
+{
+	uint64_t local[64], ext[64];
+	struct kvp_hasher h;
+	kvp_hasher_init(&h, tok, n * 4, 4, KVP_HASH_WINDOW_PLAIN, kvp_hash_seed(NULL, 0, NULL, 0));
+	kvp_hasher_local(&h, 0, n, local);
+	kvp_hash_chain(NULL, local, n, ext);
+	return kvp_selection_local_stored(s, worker_id, dp_rank, NULL, n, local, ext);
+}
+
 static void test_empty(struct kvp_selection *s)
 {
 	struct kvp_select_request q = request(0);
@@ -41,7 +67,7 @@ static void test_cache_wins(struct kvp_selection *s)
 {
 	struct kvp_select_request q = request(40);
 	struct kvp_select_answer a;
-	is_u64(mini_store(&node, 1, tok, 8), KVP_OK, "worker 2 rank 0 stores 8 blocks");
+	is_u64(store(s, 2, 0, 8), 200, "worker 2 rank 0 stores 8 blocks");
 	is_u64(kvp_selection_select(s, &q, &a), 200, "select");
 	is_u64(a.worker_id, 2, "the rank that holds the prefix is chosen");
 	is_u64(a.effective_prefill_tok, 8, "10 blocks of 4, 8 cached: 8 tokens left");
@@ -176,7 +202,7 @@ static void test_reserve(struct kvp_selection *s)
 }
 
 /* Two processes book at once; every pick is validated against the load it saw, so they spread evenly. */
-static void test_spread(void)
+static void test_spread(struct kvp_selection *s0)
 {
 	const int each = 200;
 	pid_t pid[2];
@@ -188,7 +214,7 @@ static void test_spread(void)
 		struct kvp_select_settings set;
 		struct kvp_select_answer a;
 		static struct kvp_ctr_column_shm own;
-		int bad = kvp_region_join(node.fd, KVP_REGION_BOOKER, &r) != KVP_OK;
+		int bad = kvp_region_join(s0->region->fd, KVP_REGION_BOOKER, &r) != KVP_OK;
 		kvp_select_defaults(&set);
 		struct kvp_selection *s = bad ? NULL : kvp_select_open(&r, KVP_OWNER(3 + p, 1), &own, &set);
 		for (int i = 0; s && i < each; i++) {
@@ -208,26 +234,50 @@ static void test_spread(void)
 	}
 	ok(good, "two processes booked %d each", each);
 	struct kvp_load l;
-	for (uint32_t i = 0; i < node.view_cnt; i++) {
-		kvp_load_read(&node.r.book, node.view[i].rank_slot, &l);
+	for (uint32_t i = 0; i < 4; i++) {
+		kvp_load_read(&s0->region->book, i, &l);
 		ok(l.requests >= 95 && l.requests <= 105, "rank %u of 4 got %u of 400", i, l.requests);
 	}
-	is_u64(kvp_book_check(&node.r.book), 0, "booking is consistent");
+	is_u64(kvp_book_check(&s0->region->book), 0, "booking is consistent");
+}
+
+static void test_local(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(40);
+	struct kvp_select_answer a;
+	struct kvp_local_worker w = {.worker_id = 9,
+		.model = str("default"),
+		.group = str("default"),
+		.endpoint = str("http://w9:8000"),
+		.block_size = 16,
+		.size = 1};
+	is_u64(kvp_selection_local_worker(s, &w), 409,
+		"another block size than the partition's is a conflict");
+	w.endpoint.len = 0;
+	is_u64(kvp_selection_local_worker(s, &w), 400, "an endpoint is required");
+	is_u64(kvp_selection_local_stored(s, 77, 0, NULL, 0, NULL, NULL), 404, "events of unknown ranks");
+	is_u64(kvp_selection_local_cleared(s, 2, 0), 200, "the holder's cache is cleared");
+	is_u64(kvp_selection_select(s, &q, &a), 200, "select");
+	is_u64(a.effective_prefill_tok, 40, "nothing is cached any more");
+	is_u64(store(s, 3, 0, 4), 200, "another one stores");
+	is_u64(add_worker(s, 3, 1, 0), 201, "and is registered anew");
+	is_u64(kvp_selection_select(s, &q, &a), 200, "select");
+	is_u64(a.effective_prefill_tok, 40, "which drops its blocks");
+	is_u64(kvp_selection_local_worker_gone(s, 3), 200, "gone");
+	is_u64(kvp_selection_local_worker_gone(s, 3), 404, "once");
+	is_u64(kvp_selection_schedulable(s), 2, "two workers are left");
 }
 
 int main(void)
 {
-	struct kvp_select_settings set;
-	if (!ok(mini_open(&node) == KVP_OK, "a region with a tree and a catalogue"))
-		return done();
+	struct kvp_local_cfg cfg = {.seed = 42};
 	for (uint32_t i = 0; i < 256; i++)
 		tok[i] = i;
-	kvp_select_defaults(&set);
-	struct kvp_selection *s = kvp_select_open(&node.r, KVP_OWNER(2, 1), &column, &set);
-	kvp_select_seed(s, 42);
+	struct kvp_selection *s = kvp_selection_open_local(&cfg);
+	if (!ok(s != NULL, "a node of one's own"))
+		return done();
 	test_empty(s);
-	ok(mini_worker(&node, 1, 1, 0) == KVP_OK && mini_worker(&node, 2, 2, 1000) == KVP_OK &&
-			mini_worker(&node, 3, 1, 0) == KVP_OK,
+	ok(add_worker(s, 1, 1, 0) == 201 && add_worker(s, 2, 2, 1000) == 201 && add_worker(s, 3, 1, 0) == 201,
 		"three workers, four ranks");
 	test_cache_wins(s);
 	test_lifecycle(s);
@@ -235,8 +285,10 @@ int main(void)
 	test_constraints(s);
 	test_ties(s);
 	test_reserve(s);
-	test_spread();
+	test_spread(s);
+	test_local(s);
 	kvp_selection_close(s);
-	mini_close(&node);
+	cfg.rank_max = 70000;
+	ok(kvp_selection_open_local(&cfg) == NULL, "too many ranks are refused");
 	return done();
 }

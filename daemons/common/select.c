@@ -78,6 +78,7 @@ void kvp_selection_close(struct kvp_selection *s)
 		free(s->view[i].rank_mem.ptr);
 		free(s->view[i].taint_mem.ptr);
 	}
+	kvp_sel_local_close(s->local);
 	free(s);
 }
 

@@ -44,7 +44,11 @@ struct kvp_sel_rank {
 	struct kvp_load load;
 };
 
+struct kvp_sel_local; /* select_local.c */
+void kvp_sel_local_close(struct kvp_sel_local *l);
+
 struct kvp_selection {
+	struct kvp_sel_local *local; /* the private node of kvp_selection_open_local, else NULL */
 	struct kvp_region *region;
 	struct kvp_ctr_column_shm *ctr;
 	kvp_owner owner;

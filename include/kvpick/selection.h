@@ -171,6 +171,44 @@ int kvp_selection_potential_loads(struct kvp_selection *s, const struct kvp_sele
 int kvp_selection_overlap_scores(struct kvp_selection *s, const struct kvp_select_request *q,
 	struct kvp_overlap_row *row, uint32_t cap, uint32_t *cnt, uint32_t *block_size, uint32_t *num_blk);
 
+/* -- a node of one's own, for tests and local-only use: a private region in this process, with the catalogue
+ * and the tree written by these calls. No events from sockets, no other process, nothing synchronised with
+ * anybody. One thread. All counts of the configuration: 0 takes the default in brackets. -- */
+struct kvp_local_cfg {
+	uint32_t rank_max;	   /* [64] at most 65536; up to 4096 of them indexed */
+	uint32_t reservation_max;  /* [4096] */
+	uint64_t block_max;	   /* [100000] */
+	uint64_t active_block_max; /* [65536] */
+	uint64_t seed;		   /* of the tie-breaking generator; 0 = from the kernel */
+};
+struct kvp_local_worker {
+	uint64_t worker_id;
+	enum kvp_part_role role;
+	struct kvp_str model, group, endpoint; /* at most KVP_NAME_MAX bytes each */
+	uint32_t block_size;		       /* tokens, fixed by the partition's first worker */
+	uint32_t start_rank, size;	       /* data-parallel ranks start_rank .. start_rank + size - 1 */
+	enum kvp_tristate is_eagle;
+	uint64_t max_num_batched_tokens, total_kv_blocks; /* 0 = unknown */
+};
+
+/* kvp_selection_open_local: NULL without memory or for counts out of range. kvp_selection_close ends it. */
+struct kvp_selection *kvp_selection_open_local(const struct kvp_local_cfg *cfg);
+
+/* kvp_selection_local_worker registers a worker anew: bookings and blocks of a former registration are
+ * dropped. 201; 400 a member is missing or too long; 409 another block size or eagle flag than the
+ * partition's; 503 full. kvp_selection_local_worker_gone: 200, 404. */
+int kvp_selection_local_worker(struct kvp_selection *s, const struct kvp_local_worker *w);
+int kvp_selection_local_worker_gone(struct kvp_selection *s, uint64_t worker_id);
+
+/* What an engine's KV events say: cnt blocks in a row, the first under the block named parent (NULL: at the
+ * root), with their local hashes (kvpick/hash.h) and the engine's own hashes. 200; 404 unknown rank; 400
+ * unknown parent or repeated hashes; 503 the tree is full. Removing unknown hashes is no error. */
+int kvp_selection_local_stored(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank,
+	const uint64_t *parent, uint32_t cnt, const uint64_t *local_hash, const uint64_t *block_hash);
+int kvp_selection_local_removed(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank, uint32_t cnt,
+	const uint64_t *block_hash);
+int kvp_selection_local_cleared(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank);
+
 /* kvp_selection_schedulable counts the schedulable workers of all aggregated partitions. */
 uint32_t kvp_selection_schedulable(struct kvp_selection *s);
 

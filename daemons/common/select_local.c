@@ -1,0 +1,273 @@
+/* A whole node inside one process: private region, catalogue and tree written by direct calls. */
+#include "daemons/common/select_priv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define LOCAL_OWNER KVP_OWNER(1, 1)
+
+struct local_rank {
+	struct kvp_rank_view view;
+	uint32_t part;
+};
+
+struct kvp_sel_local {
+	struct kvp_region region;
+	struct kvp_ctr_column_shm column;
+	struct kvp_cat_writer cat;
+	struct kvp_radix_w *tree;
+	struct kvp_geom geom;
+	void *priv; /* the tree's second segment */
+	uint64_t priv_bytes;
+	struct local_rank *rank; /* sorted by (worker_id, dp_rank) */
+	struct kvp_rank_view *scratch;
+	uint32_t rank_cnt;
+};
+
+static uint64_t either(uint64_t given, uint64_t otherwise)
+{
+	return given ? given : otherwise;
+}
+
+static int open_objects(struct kvp_sel_local *l, const struct kvp_local_cfg *cfg)
+{
+	int fd = -1;
+	l->geom = (struct kvp_geom){.slot_max = 4,
+		.rank_max = (uint32_t)either(cfg->rank_max, 64),
+		.index_rank_max = (uint32_t)either(cfg->rank_max, 64),
+		.resv_max = (uint32_t)either(cfg->reservation_max, 4096),
+		.block_max = either(cfg->block_max, 100000),
+		.active_block_max = either(cfg->active_block_max, 65536),
+		.queued_max = 16,
+		.part_max = 16};
+	if (l->geom.index_rank_max > 4096)
+		l->geom.index_rank_max = 4096;
+	int rc = kvp_region_geom(&l->geom);
+	rc = rc ? rc : kvp_region_create(&l->geom, &fd);
+	rc = rc ? rc : kvp_region_join(fd, KVP_REGION_INDEXER, &l->region);
+	if (rc)
+		return rc;
+	rc = kvp_cat_w_open(&l->region.cat, &l->cat);
+	l->priv_bytes = kvp_radix_priv_footprint(&l->geom);
+	l->priv = mmap(NULL, l->priv_bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (rc || l->priv == MAP_FAILED)
+		return rc ? rc : KVP_ERR_SYS;
+	rc = kvp_radix_priv_new(l->priv, &l->geom);
+	/* Mapped writable here; the reader's handle only says so by its type. */
+	void *pub = (void *)(uintptr_t)l->region.radix.base;
+	rc = rc ? rc : kvp_radix_w_open(pub, l->priv, &l->geom, KVP_RADIX_RESET, &l->column, &l->tree, NULL);
+	if (rc)
+		return rc;
+	l->rank = calloc(l->geom.rank_max, sizeof(*l->rank));
+	l->scratch = calloc(l->geom.rank_max, sizeof(*l->scratch));
+	return l->rank && l->scratch ? KVP_OK : KVP_ERR_SYS;
+}
+
+void kvp_sel_local_close(struct kvp_sel_local *l)
+{
+	if (!l)
+		return;
+	kvp_radix_w_close(l->tree);
+	if (l->cat.rank_used)
+		kvp_cat_w_close(&l->cat);
+	if (l->priv && l->priv != MAP_FAILED)
+		munmap(l->priv, l->priv_bytes);
+	int fd = l->region.fd;
+	if (l->region.base) {
+		kvp_region_leave(&l->region);
+		close(fd);
+	}
+	free(l->rank);
+	free(l->scratch);
+	free(l);
+}
+
+struct kvp_selection *kvp_selection_open_local(const struct kvp_local_cfg *cfg)
+{
+	struct kvp_select_settings set;
+	struct kvp_sel_local *l = aligned_alloc(_Alignof(struct kvp_sel_local), sizeof(*l));
+	if (!l)
+		return NULL;
+	memset(l, 0, sizeof(*l));
+	kvp_select_defaults(&set);
+	struct kvp_selection *s = NULL;
+	if (open_objects(l, cfg) == KVP_OK)
+		s = kvp_select_open(&l->region, LOCAL_OWNER, &l->column, &set);
+	if (!s) {
+		kvp_sel_local_close(l);
+		return NULL;
+	}
+	s->local = l;
+	if (cfg->seed)
+		kvp_select_seed(s, cfg->seed);
+	return s;
+}
+
+static struct local_rank *find_rank(struct kvp_sel_local *l, uint64_t worker_id, uint32_t dp_rank)
+{
+	for (uint32_t i = 0; i < l->rank_cnt; i++)
+		if (l->rank[i].view.worker_id == worker_id && l->rank[i].view.dp_rank == dp_rank)
+			return &l->rank[i];
+	return NULL;
+}
+
+/* publish rebuilds the view of one partition. */
+static int publish(struct kvp_sel_local *l, uint32_t part)
+{
+	uint32_t cnt = 0, workers = 0;
+	uint64_t last = 0;
+	for (uint32_t i = 0; i < l->rank_cnt; i++) {
+		if (l->rank[i].part != part)
+			continue;
+		workers += cnt == 0 || l->rank[i].view.worker_id != last;
+		last = l->rank[i].view.worker_id;
+		l->scratch[cnt++] = l->rank[i].view;
+	}
+	return kvp_cat_w_view(&l->cat, part, l->scratch, cnt, NULL, 0, workers);
+}
+
+/* drop_ranks takes a worker's ranks out: of the view first, then their bookings, blocks and slots. */
+static void drop_ranks(struct kvp_sel_local *l, uint64_t worker_id)
+{
+	struct local_rank gone;
+	for (uint32_t i = 0; i < l->rank_cnt;) {
+		if (l->rank[i].view.worker_id != worker_id) {
+			i++;
+			continue;
+		}
+		gone = l->rank[i];
+		memmove(&l->rank[i], &l->rank[i + 1], (--l->rank_cnt - i) * sizeof(*l->rank));
+		publish(l, gone.part);
+		kvp_rank_close(&l->region.book, gone.view.rank_slot, gone.view.rank_gen);
+		if (gone.view.index_slot != KVP_INDEX_NONE)
+			kvp_radix_clear(l->tree, gone.view.index_slot);
+		kvp_cat_w_rank_drop(&l->cat, gone.view.rank_slot);
+	}
+}
+
+static int add_rank(struct kvp_sel_local *l, const struct kvp_local_worker *w, uint32_t dp_rank,
+	uint32_t part, uint32_t worker_idx)
+{
+	struct kvp_cat_rank_info r;
+	uint32_t at = 0;
+	if (l->rank_cnt == l->geom.rank_max)
+		return KVP_ERR_FULL;
+	int rc = kvp_cat_w_rank_take(&l->cat, w->worker_id, dp_rank, part, worker_idx, &r);
+	rc = rc ? rc : kvp_rank_open(&l->region.book, r.rank_slot, r.rank_gen);
+	if (rc)
+		return rc;
+	while (at < l->rank_cnt &&
+		(l->rank[at].view.worker_id < w->worker_id ||
+			(l->rank[at].view.worker_id == w->worker_id && l->rank[at].view.dp_rank < dp_rank)))
+		at++;
+	memmove(&l->rank[at + 1], &l->rank[at], (l->rank_cnt++ - at) * sizeof(*l->rank));
+	l->rank[at] = (struct local_rank){.part = part,
+		.view = {.worker_id = w->worker_id,
+			.dp_rank = dp_rank,
+			.rank_slot = r.rank_slot,
+			.rank_gen = r.rank_gen,
+			.index_slot = r.index_slot,
+			.index_gen = r.index_gen,
+			.worker_idx = worker_idx,
+			.max_num_batched_tokens = w->max_num_batched_tokens,
+			.total_kv_blocks = w->total_kv_blocks}};
+	return KVP_OK;
+}
+
+static int fill_info(struct kvp_cat_worker_info *info, const struct kvp_local_worker *w, uint32_t part)
+{
+	if (w->endpoint.len > KVP_CAT_NAME_MAX || w->model.len > KVP_CAT_NAME_MAX ||
+		w->group.len > KVP_CAT_NAME_MAX)
+		return KVP_ERR_LIMIT;
+	memset(info, 0, sizeof(*info));
+	info->worker_id = w->worker_id;
+	info->part = part;
+	info->role = w->role;
+	info->lifecycle = KVP_LIFE_SCHEDULABLE;
+	info->start_rank = w->start_rank;
+	info->size = w->size;
+	info->endpoint_len = (uint32_t)w->endpoint.len;
+	info->model_len = (uint32_t)w->model.len;
+	info->group_len = (uint32_t)w->group.len;
+	memcpy(info->endpoint, w->endpoint.ptr, w->endpoint.len);
+	memcpy(info->model, w->model.ptr, w->model.len);
+	memcpy(info->group, w->group.ptr, w->group.len);
+	return KVP_OK;
+}
+
+int kvp_selection_local_worker(struct kvp_selection *s, const struct kvp_local_worker *w)
+{
+	struct kvp_sel_local *l = s->local;
+	struct kvp_cat_worker_info info;
+	uint32_t part, idx;
+	if (!l || !w->endpoint.len || !w->model.len || !w->group.len || !w->block_size || !w->size)
+		return kvp_sel_fail(s, 400, "endpoint, model, group, block_size and size are required");
+	int rc = kvp_cat_w_part(&l->cat, w->role, w->model.ptr, (uint32_t)w->model.len, w->group.ptr,
+		(uint32_t)w->group.len, w->block_size, w->is_eagle == KVP_YES, &part);
+	if (rc == KVP_ERR_EXISTS)
+		return kvp_sel_fail(s, 409, "block_size or is_eagle differs from that of the partition");
+	rc = rc ? rc : fill_info(&info, w, part);
+	if (rc)
+		return kvp_sel_fail(s, 400, "worker cannot be registered: %s", kvp_strerror(rc));
+	drop_ranks(l, w->worker_id);
+	rc = kvp_cat_w_worker_slot(&l->cat, w->worker_id, &idx);
+	rc = rc ? rc : kvp_cat_w_worker_put(&l->cat, idx, &info, "{}", 2);
+	for (uint32_t k = 0; k < w->size && rc == KVP_OK; k++)
+		rc = add_rank(l, w, w->start_rank + k, part, idx);
+	rc = rc ? rc : publish(l, part);
+	if (rc) {
+		drop_ranks(l, w->worker_id);
+		return kvp_sel_fail(s, 503, "worker cannot be registered: %s", kvp_strerror(rc));
+	}
+	return 201;
+}
+
+int kvp_selection_local_worker_gone(struct kvp_selection *s, uint64_t worker_id)
+{
+	struct kvp_sel_local *l = s->local;
+	uint32_t idx;
+	if (!l || kvp_cat_worker_find(&l->region.cat, worker_id, &idx) != KVP_OK)
+		return kvp_sel_fail(s, 404, "worker %llu not found", (unsigned long long)worker_id);
+	drop_ranks(l, worker_id);
+	kvp_cat_w_worker_drop(&l->cat, idx);
+	return 200;
+}
+
+int kvp_selection_local_stored(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank,
+	const uint64_t *parent, uint32_t cnt, const uint64_t *local_hash, const uint64_t *block_hash)
+{
+	struct kvp_part_fixed part;
+	struct local_rank *r = s->local ? find_rank(s->local, worker_id, dp_rank) : NULL;
+	if (!r || r->view.index_slot == KVP_INDEX_NONE ||
+		kvp_cat_part_get(&s->local->region.cat, r->part, &part) != KVP_OK)
+		return kvp_sel_fail(s, 404, "rank is not registered or not indexed");
+	int rc = kvp_radix_store(s->local->tree, r->view.index_slot, part.key_salt,
+		parent ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, parent ? *parent : 0, cnt, local_hash, block_hash,
+		NULL);
+	if (rc == KVP_OK)
+		return 200;
+	return kvp_sel_fail(s, rc == KVP_ERR_FULL ? 503 : 400, "blocks not stored: %s", kvp_strerror(rc));
+}
+
+int kvp_selection_local_removed(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank, uint32_t cnt,
+	const uint64_t *block_hash)
+{
+	struct local_rank *r = s->local ? find_rank(s->local, worker_id, dp_rank) : NULL;
+	if (!r || r->view.index_slot == KVP_INDEX_NONE)
+		return kvp_sel_fail(s, 404, "rank is not registered or not indexed");
+	kvp_radix_remove(s->local->tree, r->view.index_slot, cnt, block_hash, NULL);
+	return 200;
+}
+
+int kvp_selection_local_cleared(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank)
+{
+	struct local_rank *r = s->local ? find_rank(s->local, worker_id, dp_rank) : NULL;
+	if (!r || r->view.index_slot == KVP_INDEX_NONE)
+		return kvp_sel_fail(s, 404, "rank is not registered or not indexed");
+	kvp_radix_clear(s->local->tree, r->view.index_slot);
+	return 200;
+}
