@@ -71,6 +71,20 @@ def back_after(node, pid):
     return time.monotonic() - start if good == 20 else None
 
 
+def supervisor_killed(node):
+    """Children end with their supervisor; whoever watches it (systemd, kubelet) starts a new node."""
+    pids = [p for group in node.children().values() for p in group]
+    node.proc.kill()
+    node.proc.wait()
+    tap.ok(wait_for(lambda: not any(os.path.exists(f"/proc/{p}") for p in pids)),
+           "supervisor killed: its children end with it")
+    start = time.monotonic()
+    node.start()
+    node.call("POST", "/workers", worker(1))
+    tap.ok(wait_for(lambda: answers(node)), "a new node takes over directory and port")
+    print(f"# supervisor killed: a new node answers {time.monotonic() - start:.3f} s after its start")
+
+
 def main():
     with Node("--httpd-processes", "2", env=NO_EVENTS) as node:
         for i in range(1, 5):
@@ -97,6 +111,7 @@ def main():
         tap.same(len(node.call("GET", "/workers")[1]), 4, "the catalogue has all workers")
         code, text = node.ctl("check")
         tap.ok(code == 0, "kvpickctl check finds no fault", text)
+        supervisor_killed(node)
     return tap.done()
 
 
