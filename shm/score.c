@@ -63,33 +63,54 @@ static double credit_decay(const struct kvp_score_request *q, const struct kvp_s
 	return 1.0 / (1.0 + q->weights.overlap_score_credit_decay * (excess_blk / request_blk));
 }
 
-static double logit_of(const struct kvp_score_request *q, const struct kvp_score_rank *r, double decay)
+/* Tokens to blocks. A block size that is a power of two has an exact reciprocal: the product has the same
+ * bits as the quotient and costs a quarter of it. */
+struct to_blocks {
+	double size, reciprocal; /* reciprocal 0 = divide */
+};
+
+static struct to_blocks to_blocks_of(uint32_t block_size)
+{
+	int exact = block_size && (block_size & (block_size - 1)) == 0;
+	return (struct to_blocks){(double)block_size, exact ? 1.0 / (double)block_size : 0};
+}
+
+static inline double blocks_of(const struct to_blocks *t, double tok)
+{
+	return t->reciprocal > 0 ? tok * t->reciprocal : tok / t->size;
+}
+
+static inline double logit_of(const struct kvp_score_request *q, const struct kvp_score_rank *r, double decay,
+	const struct to_blocks *t)
 {
 	const struct kvp_score_weights *w = &q->weights;
-	double credit_blk = ((w->overlap_score_credit * decay * (double)r->dev_blk +
-				     w->host_weight * (double)r->host_blk) +
-				    w->disk_weight * (double)r->disk_blk) +
-			    w->shared_multiplier * (double)r->shared_beyond_blk;
+	double credit_blk = 0;
+	uint64_t cached = 0;
+	if (r->dev_blk | r->host_blk | r->disk_blk | r->shared_beyond_blk) {
+		credit_blk = ((w->overlap_score_credit * decay * (double)r->dev_blk +
+				      w->host_weight * (double)r->host_blk) +
+				     w->disk_weight * (double)r->disk_blk) +
+			     w->shared_multiplier * (double)r->shared_beyond_blk;
+		cached = cached_of(w, q->block_size, r->dev_blk, r->host_blk, r->disk_blk);
+	}
 	double decode = (double)(r->active_blk + r->additional_blk);
 	double request = w->active_request_weight * (double)r->active_requests;
 	if (q->role == KVP_PART_DECODE && q->track != KVP_YES && w->overlap_score_credit > 0)
 		return positive(decode - credit_blk) + request;
 	double raw_tok = 0;
-	if (q->track == KVP_YES) {
-		uint64_t cached = cached_of(w, q->block_size, r->dev_blk, r->host_blk, r->disk_blk);
-		raw_tok = (double)r->active_prefill_tok + (double)left_of(q->isl_tok, cached) +
-			  (double)cached;
-	}
-	return w->prefill_load_scale * positive(raw_tok / (double)q->block_size - credit_blk) + decode +
-	       request;
+	if (q->track == KVP_YES)
+		raw_tok =
+			(double)r->active_prefill_tok + (double)left_of(q->isl_tok, cached) + (double)cached;
+	return w->prefill_load_scale * positive(blocks_of(t, raw_tok) - credit_blk) + decode + request;
 }
 
 void kvp_score_all(const struct kvp_score_request *q, struct kvp_score_rank *rank, uint32_t n)
 {
 	int decaying = q->track == KVP_YES && q->weights.overlap_score_credit_decay > 0;
 	uint64_t least = decaying ? least_prefill(rank, n) : 0;
+	struct to_blocks t = to_blocks_of(q->block_size);
 	for (uint32_t i = 0; i < n; i++) {
-		rank[i].logit = logit_of(q, &rank[i], decaying ? credit_decay(q, &rank[i], least) : 1.0);
+		rank[i].logit = logit_of(q, &rank[i], decaying ? credit_decay(q, &rank[i], least) : 1.0, &t);
 		rank[i].cost = q->has_preferred == KVP_YES ? rank[i].logit * rank[i].taint_multiplier
 							   : rank[i].logit;
 	}
@@ -111,14 +132,14 @@ struct kvp_score_overlap kvp_score_overlap(
 		disk = d > disk ? d : disk;
 	}
 	/* Cumulative over tiers, so the last one is the longest. */
-	return (struct kvp_score_overlap){ bs * disk, bs * gpu, bs * cpu, bs * disk };
+	return (struct kvp_score_overlap){bs * disk, bs * gpu, bs * cpu, bs * disk};
 }
 
 struct kvp_score_potential kvp_score_potential(uint64_t active_prefill_tok, uint64_t active_blk,
 	uint64_t isl_tok, uint64_t cached_tok, uint64_t seq_cnt, uint64_t active_depth,
 	enum kvp_tristate track)
 {
-	struct kvp_score_potential p = { active_prefill_tok, active_blk + (seq_cnt - active_depth) };
+	struct kvp_score_potential p = {active_prefill_tok, active_blk + (seq_cnt - active_depth)};
 	if (track == KVP_YES)
 		p.prefill_tok += kvp_score_effective_prefill(isl_tok, cached_tok);
 	return p;
