@@ -5,16 +5,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The expected table of active blocks: key -> count, plus whether the real one has been compared. */
+/* The expected table of active blocks: key -> entry that holds it. */
 struct expect {
 	uint64_t key;
-	uint32_t cnt;
+	uint32_t at;
+};
+/* Entries that live bookings hold: place + 1 -> their number. */
+struct held {
+	uint32_t place, cnt;
 };
 
 struct checker {
 	struct kvp_book *b;
 	struct expect *tab;
-	uint64_t mask, faults, distinct;
+	struct held *held;
+	uint64_t mask, faults;
 	uint64_t *tok, *req, *blk;
 };
 
@@ -30,21 +35,44 @@ __attribute__((format(printf, 2, 3))) static void fault(struct checker *c, const
 	va_end(ap);
 }
 
-static void expect_key(struct checker *c, uint64_t key, uint32_t rank)
+static struct held *held_at(struct checker *c, uint32_t at)
+{
+	uint64_t i = at * 0x9e3779b97f4a7c15ULL >> 32 & c->mask;
+	while (c->held[i].place && c->held[i].place != at + 1)
+		i = (i + 1) & c->mask;
+	return &c->held[i];
+}
+
+/* A block is in one entry only. */
+static void expect_key(struct checker *c, uint64_t key, uint32_t at, uint32_t rank)
 {
 	uint64_t i = key & c->mask;
 	while (c->tab[i].key && c->tab[i].key != key)
 		i = (i + 1) & c->mask;
-	if (c->tab[i].key == 0) {
-		uint64_t w = 0;
-		c->tab[i].key = key;
-		c->distinct++;
-		if (book_peek(c->b, key, &w) == 0)
-			fault(c, "rank %" PRIu32 ": block %016" PRIx64 " of a live booking is missing", rank,
-				key);
-		c->blk[rank] += w;
+	if (c->tab[i].key && c->tab[i].at != at)
+		fault(c, "rank %" PRIu32 ": block %016" PRIx64 " is there twice", rank, key);
+	c->tab[i] = (struct expect){ key, at };
+}
+
+static void check_group(struct checker *c, struct book_dom dom, const uint64_t *h, uint32_t n, uint32_t rank)
+{
+	struct book_chain chain;
+	if (!book_cover(c->b, dom, h, n, &chain)) {
+		fault(c, "rank %" PRIu32 ": blocks %016" PRIx64 ".. of a live booking are missing", rank,
+			h[0]);
+		return;
 	}
-	c->tab[i].cnt++;
+	for (uint32_t i = 0; i < chain.cnt; i++) {
+		const struct book_link *l = &chain.link[i];
+		struct held *held = held_at(c, l->at);
+		if (held->place == 0) {
+			held->place = l->at + 1;
+			c->blk[rank] += l->len * l->weight;
+		}
+		held->cnt++;
+		for (uint32_t k = 0; k < l->len; k++)
+			expect_key(c, book_key(dom, h[l->pos + k]), l->at, rank);
+	}
 }
 
 static void check_keys(struct checker *c, uint32_t idx, uint32_t rank, uint64_t h)
@@ -58,10 +86,12 @@ static void check_keys(struct checker *c, uint32_t idx, uint32_t rank, uint64_t 
 				idx, left);
 			return;
 		}
-		uint32_t n = left < CHUNK_KEYS ? left : CHUNK_KEYS;
-		for (uint32_t i = 0; i < n; i++)
-			expect_key(c, book_key(dom, b->key[(uint64_t)chunk * CHUNK_KEYS + i]), rank);
-		left -= n;
+		const uint64_t *key = &b->key[(uint64_t)chunk * CHUNK_KEYS];
+		for (uint32_t i = 0; i < CHUNK_KEYS && left; i += KVP_ACTIVE_RUN) {
+			uint32_t n = left < KVP_ACTIVE_RUN ? left : KVP_ACTIVE_RUN;
+			check_group(c, dom, &key[i], n, rank);
+			left -= n;
+		}
 		chunk = b->chunk[chunk].next;
 	}
 }
@@ -124,25 +154,31 @@ static void check_ranks(struct checker *c)
 	}
 }
 
+static void check_entry(struct checker *c, uint32_t at)
+{
+	const struct kvp_u128 *g = &c->b->act[at / 4].gate[at % 4];
+	if (kvp_ld_acq_u64(&g->lo) == 0)
+		return;
+	uint32_t cnt = BOOK_GATE_CNT(kvp_ld_acq_u64(&g->hi));
+	const struct held *held = held_at(c, at);
+	if (held->place == 0)
+		fault(c, "active entry %" PRIu32 " belongs to no live booking", at);
+	else if (held->cnt != cnt)
+		fault(c, "active entry %" PRIu32 ": count %" PRIu32 ", want %" PRIu32, at, cnt, held->cnt);
+}
+
+/* Only stretches that were ever used: the rest of the table has no memory yet, and need not get any. */
 static void check_active(struct checker *c)
 {
-	uint64_t found = 0;
-	for (uint64_t i = 0; i < (c->b->act_line_mask + 1) * 4; i++) {
-		uint64_t key = kvp_ld_acq_u64(&c->b->act[i].lo);
-		if (!key)
+	uint64_t units = (c->b->act_line_mask + ACT_USED_LINES) / ACT_USED_LINES;
+	for (uint64_t u = 0; u < units; u++) {
+		if (!(kvp_ld_acq_u64(&c->b->act_used[u / 64]) >> (u % 64) & 1))
 			continue;
-		found++;
-		uint64_t k = key & c->mask, cnt = kvp_ld_acq_u64(&c->b->act[i].hi) >> 42;
-		while (c->tab[k].key && c->tab[k].key != key)
-			k = (k + 1) & c->mask;
-		if (c->tab[k].key != key)
-			fault(c, "active block %016" PRIx64 " belongs to no live booking", key);
-		else if (c->tab[k].cnt != cnt)
-			fault(c, "active block %016" PRIx64 ": count %" PRIu64 ", want %" PRIu32, key, cnt,
-				c->tab[k].cnt);
+		uint64_t line = u * ACT_USED_LINES;
+		for (; line < (u + 1) * ACT_USED_LINES && line <= c->b->act_line_mask; line++)
+			for (uint32_t k = 0; k < 4; k++)
+				check_entry(c, (uint32_t)(line * 4 + k));
 	}
-	if (found != c->distinct)
-		fault(c, "%" PRIu64 " active blocks, want %" PRIu64, found, c->distinct);
 }
 
 static void check_chunks(struct checker *c)
@@ -167,9 +203,10 @@ uint64_t kvp_book_check(struct kvp_book *b)
 	while (c.mask < 2 * keys)
 		c.mask <<= 1;
 	c.tab = calloc(c.mask, sizeof(*c.tab));
+	c.held = calloc(c.mask, sizeof(*c.held));
 	c.tok = calloc(3ULL * b->rank_max, sizeof(*c.tok));
 	c.mask--;
-	if (!c.tab || !c.tok) {
+	if (!c.tab || !c.held || !c.tok) {
 		fault(&c, "no memory for %" PRIu64 " blocks", keys);
 	} else {
 		c.req = c.tok + b->rank_max;
@@ -181,6 +218,7 @@ uint64_t kvp_book_check(struct kvp_book *b)
 		check_chunks(&c);
 	}
 	free(c.tab);
+	free(c.held);
 	free(c.tok);
 	return c.faults;
 }

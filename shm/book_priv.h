@@ -102,7 +102,7 @@ struct kvp_id_shm {
 	struct kvp_u128 p;
 };
 
-#define RESV_ID_INLINE 104u /* bytes of an id kept in the body; longer ones in chunks */
+#define RESV_ID_INLINE 96u /* bytes of an id kept in the body; longer ones in chunks */
 
 struct kvp_resv_shm { /* all words by relaxed atomics; who may write: see the state */
 	uint32_t owner, rank_slot, rank_gen, part;
@@ -120,6 +120,8 @@ struct kvp_resv_shm { /* all words by relaxed atomics; who may write: see the st
 	uint32_t out_cnt[2];
 	uint64_t frac_fx;
 	uint32_t id_len, id_chunk;
+	uint32_t filling;     /* place + 1 in the active table whose hashes its performer writes or wrote */
+	uint32_t split_chunk; /* hashes of entries that its performer splits; 0 = none */
 	uint64_t id[RESV_ID_INLINE / 8];
 } __attribute__((aligned(64)));
 
@@ -135,9 +137,20 @@ struct kvp_book_hdr_shm {
 	uint64_t act_reach; /* lines in use beyond home, 1..KVP_ACTIVE_REACH; only grows */
 	uint64_t id_reach;  /* entries in use from home, 8..KVP_RESV_WINDOW; only grows */
 	uint64_t pad1[14];
+	uint32_t filling[256]; /* as in a reservation: by slot of a sweeping process */
 	uint64_t live; /* changes 32 | claims and bookings 32: entries from ST_CLAIM to ST_FREE_B */
 	uint64_t pad2[15];
 };
+
+/* Four entries of the active table: gate words, then the hashes of each. */
+struct kvp_bucket_shm {
+	struct kvp_u128 gate[4];
+	uint64_t hash[4][KVP_ACTIVE_RUN];
+} __attribute__((aligned(64)));
+#define BOOK_GATE_CNT_SHIFT 44
+#define BOOK_GATE_CNT(hi) ((uint32_t)((hi) >> BOOK_GATE_CNT_SHIFT)) /* references */
+#define ACT_USED_LINES 64u /* buckets a bit of the use map stands for */
+_Static_assert(CHUNK_KEYS % KVP_ACTIVE_RUN == 0, "a group lies within a chunk");
 
 #define LIVE_MORE ((1ULL << 32) + 1)
 #define LIVE_LESS ((1ULL << 32) - 1) /* the count must be at least 1 */
@@ -201,6 +214,18 @@ struct book_dom { /* key domain of one (rank slot, count epoch) */
 	uint64_t a, m;
 };
 struct book_dom book_dom(const struct kvp_book *b, uint32_t rank, uint32_t epoch);
+/* Entries that together hold the blocks h[0..n) of one group, root first. 0 = not all of them are live. */
+struct book_link {
+	struct kvp_u128 v;
+	uint32_t at, pos, len, cnt;
+	uint64_t weight;
+};
+struct book_chain {
+	uint32_t cnt;
+	struct book_link link[KVP_ACTIVE_RUN];
+};
+int book_cover(const struct kvp_book *b, struct book_dom dom, const uint64_t *h, uint32_t n,
+	struct book_chain *c);
 /* Walks over the key array of idx in a domain; *delta collects the change of live weight.
  * book_ref    root to leaf; 0, or KVP_ERR_FULL; *done = keys referenced
  * book_unref  the first cnt keys, leaf to root
@@ -217,11 +242,14 @@ void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_
 int book_count(struct kvp_book *b, uint32_t idx, struct book_dom dom, struct book_dom old, int64_t *delta,
 	uint32_t *cnt);
 void book_uncount(struct kvp_book *b, struct book_dom dom, uint32_t cnt);
-/* book_key is the table key of one sequence hash; book_peek looks it up: count, 0 if absent. */
+/* book_key is the table key of an entry that begins with this sequence hash. */
 uint64_t book_key(struct book_dom dom, uint64_t seq);
-uint32_t book_peek(const struct kvp_book *b, uint64_t key, uint64_t *weight);
+/* book_gate_clean empties the place that a dead process of this slot was filling. */
+void book_gate_clean(struct kvp_book *b, uint32_t note, uint32_t slot);
 
 /* ---- resv.c ---- */
+/* book_chunk_take takes a chunk for reservation h; 0 if there is none. */
+uint32_t book_chunk_take(struct kvp_book *b, uint64_t h);
 /* book_scratch makes the handle's private memory hold at least cnt words (and one more): 0 without memory. */
 int book_scratch(struct kvp_book *b, uint32_t cnt);
 /* book_keys_store keeps seq without repeats in chunks of h: KVP_ERR_FULL leaves none behind. */

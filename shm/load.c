@@ -4,19 +4,20 @@
 #include <string.h>
 
 #define MAGIC 0x314b4f4f4250564bULL /* "KVPBOOK1" */
-#define LAYOUT 1
+#define LAYOUT 2
 #define REQ_BITS KVP_LOAD_REQ_BITS
 #define REQ_MAX ((1ULL << REQ_BITS) - 1)
 
 struct layout { /* offsets from the object's start */
-	uint64_t rank, id, resv, chunk, key, act, end;
+	uint64_t rank, id, resv, chunk, key, used, act, end;
 	uint64_t act_lines;
 	uint32_t id_cnt, chunk_cnt;
 };
 
 static uint32_t layout_hash(void)
 {
-	const size_t w[] = { sizeof(struct kvp_book_hdr_shm), sizeof(struct kvp_rank_shm),
+	const size_t w[] = { sizeof(struct kvp_bucket_shm), KVP_ACTIVE_RUN, ACT_USED_LINES,
+		sizeof(struct kvp_book_hdr_shm), sizeof(struct kvp_rank_shm),
 		sizeof(struct kvp_resv_shm), sizeof(struct kvp_chunk_shm), offsetof(struct kvp_resv_shm, id),
 		offsetof(struct kvp_resv_shm, out_fx), offsetof(struct kvp_book_hdr_shm, live), ST_CNT,
 		KVP_ACTIVE_REACH, KVP_RESV_WINDOW, CHUNK_KEYS };
@@ -39,14 +40,18 @@ static int layout_of(const struct kvp_geom *g, struct layout *l)
 	l->id_cnt = (uint32_t)pow2_up(2ULL * g->resv_max);
 	/* a partly filled last chunk for every reservation, and chunk 0, which stands for "none" */
 	l->chunk_cnt = (uint32_t)(g->active_block_max / CHUNK_KEYS + g->resv_max + 64);
-	l->act_lines = pow2_up(2 * g->active_block_max) / 4;
+	/* full runs, and for every reservation a partly filled one and one more where it leaves another's
+	 * path; at most three quarters full */
+	uint64_t runs = g->active_block_max / KVP_ACTIVE_RUN + 2ULL * g->resv_max;
+	l->act_lines = pow2_up(runs + runs / 3) / 4;
 	l->rank = KVP_PAGE;
 	l->id = kvp_align_up(l->rank + (uint64_t)g->rank_max * sizeof(struct kvp_rank_shm), KVP_PAGE);
 	l->resv = kvp_align_up(l->id + (uint64_t)l->id_cnt * sizeof(struct kvp_id_shm), KVP_PAGE);
 	l->chunk = kvp_align_up(l->resv + (uint64_t)l->id_cnt * sizeof(struct kvp_resv_shm), KVP_PAGE);
 	l->key = kvp_align_up(l->chunk + (uint64_t)l->chunk_cnt * sizeof(struct kvp_chunk_shm), KVP_PAGE);
-	l->act = kvp_align_up(l->key + (uint64_t)l->chunk_cnt * CHUNK_KEYS * 8, KVP_PAGE);
-	l->end = l->act + l->act_lines * 64;
+	l->used = kvp_align_up(l->key + (uint64_t)l->chunk_cnt * CHUNK_KEYS * 8, KVP_PAGE);
+	l->act = kvp_align_up(l->used + (l->act_lines / ACT_USED_LINES / 64 + 1) * 8, KVP_PAGE);
+	l->end = kvp_align_up(l->act + l->act_lines * sizeof(struct kvp_bucket_shm), KVP_PAGE);
 	return KVP_OK;
 }
 
@@ -92,7 +97,8 @@ int kvp_book_join(void *mem, const struct kvp_geom *g, struct kvp_book *out)
 	out->resv = (struct kvp_resv_shm *)(void *)(base + l.resv);
 	out->chunk = (struct kvp_chunk_shm *)(void *)(base + l.chunk);
 	out->key = (uint64_t *)(void *)(base + l.key);
-	out->act = (struct kvp_u128 *)(void *)(base + l.act);
+	out->act_used = (uint64_t *)(void *)(base + l.used);
+	out->act = (struct kvp_bucket_shm *)(void *)(base + l.act);
 	out->act_line_mask = l.act_lines - 1;
 	out->salt[0] = g->salt[0];
 	out->salt[1] = g->salt[1];
@@ -109,7 +115,7 @@ void kvp_book_attach(struct kvp_book *b, kvp_owner owner, struct kvp_ctr_column_
 	b->ctr = column;
 	/* Cursors of different processes start far apart, so that they seldom try the same chunk. */
 	b->chunk_cur = (uint32_t)(((uint64_t)owner * 0x9e3779b1u) % b->chunk_cnt);
-	b->nonce = (uint64_t)owner << 24;
+	b->nonce = 0;
 }
 
 void kvp_book_leave(struct kvp_book *b)

@@ -44,6 +44,7 @@ struct kvp_book_hdr_shm;
 struct kvp_id_shm;
 struct kvp_resv_shm;
 struct kvp_chunk_shm;
+struct kvp_bucket_shm;
 
 /* Process-local handle, for one thread (it holds cursors and a scratch table). Join once more for a second
  * thread. Fields are private to the booking modules. */
@@ -54,7 +55,8 @@ struct kvp_book {
 	struct kvp_resv_shm *resv;
 	struct kvp_chunk_shm *chunk;
 	uint64_t *key;
-	struct kvp_u128 *act;
+	struct kvp_bucket_shm *act;
+	uint64_t *act_used;
 	struct kvp_ctr_column_shm *ctr;
 	uint64_t *scratch;
 	uint64_t act_line_mask;

@@ -9,7 +9,7 @@
 
 /* ---- chunk pool ---- */
 
-static uint32_t chunk_take(struct kvp_book *b, uint64_t h)
+uint32_t book_chunk_take(struct kvp_book *b, uint64_t h)
 {
 	for (uint32_t n = 1; n < b->chunk_cnt; n++) {
 		b->chunk_cur = b->chunk_cur + 1 < b->chunk_cnt ? b->chunk_cur + 1 : 1;
@@ -100,7 +100,7 @@ int book_keys_store(struct kvp_book *b, uint64_t h, const uint64_t *seq, uint32_
 		if (seen_before(b, (uint32_t)mask, seq[i]))
 			continue;
 		if (kept % CHUNK_KEYS == 0) {
-			uint32_t c = chunk_take(b, h);
+			uint32_t c = book_chunk_take(b, h);
 			if (!c) {
 				kvp_st_rlx_u32(&e->seq_cnt, kept);
 				book_keys_drop(b, h);
@@ -147,7 +147,7 @@ static int id_store(struct kvp_book *b, uint64_t h, const unsigned char *id, siz
 	}
 	uint32_t *link = &e->id_chunk;
 	for (size_t off = 0; off < len; off += CHUNK_KEYS * 8) {
-		uint32_t c = chunk_take(b, h);
+		uint32_t c = book_chunk_take(b, h);
 		if (!c)
 			return KVP_ERR_FULL;
 		kvp_st_rlx_u32(link, c);
@@ -281,6 +281,8 @@ int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t i
 	kvp_st_rlx_u32(&e->chunk_last, 0);
 	kvp_st_rlx_u32(&e->id_chunk, 0);
 	kvp_st_rlx_u32(&e->id_len, 0);
+	kvp_st_rlx_u32(&e->filling, 0);
+	kvp_st_rlx_u32(&e->split_chunk, 0);
 	if ((int32_t)kvp_faa_rlx_u64(&b->hdr->live, LIVE_MORE) >= (int32_t)b->resv_max) {
 		rc = KVP_ERR_FULL;
 	} else if (!id_alone(b, &x, at) || !book_step(b, idx, &s, ST_CLAIM)) {

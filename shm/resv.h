@@ -86,7 +86,7 @@ int kvp_resv_abandon(struct kvp_book *b, uint64_t h);
  *         pick again KVP_ERR_NOTFOUND rank closed, another generation, or h is not a claim
  *         KVP_ERR_FULL     no room for the sequence hashes or the active blocks
  *         KVP_ERR_INVAL    rank_slot or seq_cnt out of range
- * cost    constant plus about 30 ns a block. blocks no (lock-free). who claimer only.
+ * cost    constant plus about 10 ns a block. blocks no (lock-free). who claimer only.
  * order   a kvp_load_read that starts after the return sees the booking.
  */
 int kvp_resv_book(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a);

@@ -178,6 +178,7 @@ static void sweep_claim(struct sweep *w, uint32_t idx)
 	struct kvp_resv_shm *e = &w->b->resv[idx];
 	uint64_t s = kvp_ld_acq_u64(book_state(w->b, idx));
 	if (IS_IN(s, BASES_BOOKING)) {
+		book_gate_clean(w->b, kvp_ld_rlx_u32(&e->filling), S_SLOT(s));
 		uint64_t ctl = kvp_ld_rlx_u64(&e->op_ctl);
 		uint32_t rank = book_rank_of(w->b, e);
 		/* under another control word, what it still references is garbage */
@@ -372,6 +373,8 @@ int kvp_book_sweep_owner(struct kvp_book *b, kvp_owner dead, void (*visit)(void 
 	struct kvp_sweep_result dummy;
 	struct sweep w = { b, dead, visit, ctx, result ? result : &dummy, 0 };
 	memset(w.res, 0, sizeof(*w.res));
+	uint32_t slot = dead ? KVP_OWNER_SLOT(dead) : S_NO_SLOT;
+	book_gate_clean(b, kvp_ld_acq_u32(&b->hdr->filling[slot]), slot);
 	for (uint32_t r = 0; r < b->rank_max; r++) { /* recounts that a killed sweep left */
 		uint32_t st = CTL_STATE(book_ctl(b, r));
 		if (st == KVP_CTL_RECOUNT || st == KVP_CTL_CLEAN) {

@@ -48,7 +48,8 @@ uint32_t kvp_resv_expire(struct kvp_book *b, uint64_t now_ns, uint64_t limit_ns)
  *
  * return  number of faults, the first ten to stderr. Operations under way count as faults: no concurrent
  *         writer.
- * memory  allocates about 32 bytes a live block; reads the whole object. who tests, kvpickctl check.
+ * memory  allocates about 64 bytes a live block; reads what was ever used of the active table, all of the
+ *         rest. who tests, kvpickctl check.
  */
 uint64_t kvp_book_check(struct kvp_book *b);
 

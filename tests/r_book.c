@@ -165,11 +165,31 @@ static void flow_crowded(void) /* in a table whose lines are mostly taken */
 	busy = 0;
 	flow_leave();
 }
+static void flow_split(void) /* leaves paths that live bookings go on with */
+{
+	double frac = 0.5;
+	uint64_t other[40];
+	for (uint32_t i = 0; i < 40; i++)
+		other[i] = i < 21 ? seq[i] : 900 + i;
+	busy = 1;
+	book_simple(&second, SECOND, "crowd", 0, gen0, 1, seq, 40, &second_h);
+	kvp_resv_output(&second, second_h, &frac);
+	book_simple(&second, SECOND, "crowd2", 0, gen0, 1, other, 39, &second_h);
+	busy = 0;
+	flow_life();
+	busy = 1;
+	if (kvp_resv_find(&second, "crowd", 5, &second_h) == KVP_OK)
+		kvp_resv_free(&second, second_h);
+	if (kvp_resv_find(&second, "crowd2", 6, &second_h) == KVP_OK)
+		kvp_resv_free(&second, second_h);
+	busy = 0;
+	book_simple(&f.b, FIRST, "first", 0, gen0, 100, other, 18, &first_h);
+}
 static const struct {
 	const char *name;
 	void (*run)(void);
 } flows[] = { { "life", flow_life }, { "leave", flow_leave }, { "recount", flow_recount },
-	{ "crowded", flow_crowded } };
+	{ "crowded", flow_crowded }, { "split", flow_split } };
 #define FLOWS (sizeof(flows) / sizeof(flows[0]))
 
 static void clean(void)

@@ -64,7 +64,7 @@ static void step(uint64_t s, int begin)
  * refusal for lack of room, an abandoned claim. */
 static void script(struct kvp_book *b)
 {
-	uint64_t h, own, seq[3000];
+	uint64_t h, own, seq[4400];
 	double frac = 0.5;
 	seq_of(seq, 20, 45, 7);
 	struct kvp_resv_ask a = {.rank_slot = 0,
@@ -98,8 +98,8 @@ static void script(struct kvp_book *b)
 	step(STEP_END, 1);
 	book_simple(b, VICTIM, "empty", 1, 1, 44, seq, 0, &own);
 	kvp_resv_free(b, own);
-	seq_of(seq, 20, 3000, 9);
-	book_simple(b, VICTIM, "too-big", 0, 1, 44, seq, 3000, &own);
+	seq_of(seq, 20, 4400, 9);
+	book_simple(b, VICTIM, "too-big", 0, 1, 44, seq, 4400, &own);
 }
 
 static uint64_t base[2][3];
@@ -263,7 +263,7 @@ static void test_sweep(void)
 	uint64_t tried = 0, bad = 0;
 	for (size_t d = 0; d < 4; d++) {
 		memset(places, 0, sizeof(places));
-		was_killed(spawn(script, VICTIM, deaths[d], 21));
+		was_killed(spawn(script, VICTIM, deaths[d], 3));
 		kvp_point_hook = count_hit;
 		sweep_victim(&f.b);
 		kvp_point_hook = NULL;
@@ -271,7 +271,7 @@ static void test_sweep(void)
 		for (int i = 0; i < PLACES && places[i].name; i++) {
 			uint64_t hits = places[i].hits;
 			for (uint64_t n = 1; n <= hits && !bad; n += 1 + hits / 12, tried++) {
-				was_killed(spawn(script, VICTIM, deaths[d], 21));
+				was_killed(spawn(script, VICTIM, deaths[d], 3));
 				struct progress p = *prog;
 				was_killed(spawn(sweep_victim, KVP_OWNER(3, 1), places[i].name, n));
 				*prog = p;
