@@ -304,18 +304,21 @@ uint32_t kvp_cat_worker_max(const struct kvp_cat *cat)
 	return cat->worker_max;
 }
 
-static void worker_copy(struct kvp_cat_worker_info *out, const struct kvp_cat_worker_info *in)
+/* Only the used part of a name is copied: the whole of it would be three KiB a selection. */
+static void name_out(char *to, uint32_t *len, const uint64_t *from)
 {
-	memcpy(out, in, offsetof(struct kvp_cat_worker_info, endpoint));
-	uint32_t *len[3] = {&out->endpoint_len, &out->model_len, &out->group_len};
-	char *to[3] = {out->endpoint, out->model, out->group};
-	const char *from[3] = {in->endpoint, in->model, in->group};
-	for (int i = 0; i < 3; i++) {
-		if (*len[i] > KVP_CAT_NAME_MAX)
-			*len[i] = KVP_CAT_NAME_MAX;
-		memcpy(to[i], from[i], *len[i]);
-		to[i][*len[i]] = 0;
-	}
+	if (*len > KVP_CAT_NAME_MAX)
+		*len = KVP_CAT_NAME_MAX;
+	kvp_copy_out(to, from, *len);
+	to[*len] = 0;
+}
+
+static void worker_copy(struct kvp_cat_worker_info *out, const struct kvp_cat_record_shm *b)
+{
+	kvp_copy_out(out, b->head, offsetof(struct kvp_cat_worker_info, endpoint));
+	name_out(out->endpoint, &out->endpoint_len, b->endpoint);
+	name_out(out->model, &out->model_len, b->model);
+	name_out(out->group, &out->group_len, b->group);
 }
 
 int kvp_cat_worker_read(const struct kvp_cat *cat, uint32_t idx, struct kvp_cat_worker_info *out, char *json,
@@ -334,9 +337,9 @@ int kvp_cat_worker_read(const struct kvp_cat *cat, uint32_t idx, struct kvp_cat_
 		if (json_len > KVP_CAT_RECORD_MAX)
 			json_len = KVP_CAT_RECORD_MAX;
 		if (out)
-			worker_copy(&info, &b->info);
+			worker_copy(&info, b);
 		if (json && json_len <= cap)
-			memcpy(json, b->json, json_len);
+			kvp_copy_out(json, b->json, json_len);
 		if (!kvp_cat_dbuf_valid(&ws->record, version))
 			continue;
 		if (out)
@@ -448,7 +451,7 @@ static void check_workers(const struct kvp_cat *cat, uint64_t *cnt)
 		live++;
 		if (worker_walk(cat, ws->worker_id) != i)
 			fault(cnt, "worker not found by its id", i);
-		if (kvp_cat_record_buf(cat, i, ws->record.word)->info.worker_id != ws->worker_id)
+		if (kvp_cat_record_buf(cat, i, ws->record.word)->head[0] != ws->worker_id)
 			fault(cnt, "record of another worker", i);
 	}
 	for (uint32_t b = 0; b <= cat->bucket_mask; b++) {

@@ -103,8 +103,8 @@ struct kvp_cat { /* process-local handle */
 	uint32_t part_max, worker_max, rank_max, index_max, taint_max, bucket_mask;
 };
 
-/* A view as the reader holds it: pointers into the shared buffer. Until kvp_cat_view_valid has answered
- * KVP_OK, fields may stem from a later view: each field holds some value that the writer wrote for some rank,
+/* A view as the reader holds it: pointers into the shared buffer, to be loaded by kvp_ld_rlx_* and
+ * kvp_copy_out only. Until kvp_cat_view_valid has answered KVP_OK, fields may stem from a later view: each field holds some value that the writer wrote for some rank,
  * slots are always in range, but neighbours need not belong together. */
 struct kvp_cat_view {
 	const struct kvp_rank_view *rank;
@@ -207,7 +207,8 @@ int kvp_cat_w_view(struct kvp_cat_writer *w, uint32_t part, const struct kvp_ran
 
 /* kvp_cat_w_worker_slot finds the slot of a worker or takes a free one (invisible until its first put).
  * KVP_ERR_FULL. kvp_cat_w_worker_put publishes a record in it: KVP_ERR_LIMIT for JSON over
- * KVP_CAT_RECORD_MAX. kvp_cat_w_worker_drop removes the worker; also gives a slot without a record back. */
+ * KVP_CAT_RECORD_MAX or a name over KVP_CAT_NAME_MAX. kvp_cat_w_worker_drop removes the worker; also gives a
+ * slot without a record back. */
 int kvp_cat_w_worker_slot(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t *idx);
 int kvp_cat_w_worker_put(struct kvp_cat_writer *w, uint32_t idx, const struct kvp_cat_worker_info *info,
 	const char *json, uint32_t len);

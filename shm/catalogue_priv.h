@@ -8,7 +8,7 @@
 #include "shm/catalogue.h"
 
 #define KVP_CAT_MAGIC 0x6b76702d63617401ull
-#define KVP_CAT_LAYOUT 1
+#define KVP_CAT_LAYOUT 2
 
 /* A double buffer. Version v lives in buffer v & 1; 0 = nothing published yet. */
 struct kvp_cat_dbuf {
@@ -69,11 +69,17 @@ struct kvp_cat_view_shm { /* one buffer of a view; taints follow the ranks */
 	struct kvp_rank_view rank[];
 } __attribute__((aligned(64)));
 
-struct kvp_cat_record_shm { /* one buffer of a record */
-	struct kvp_cat_worker_info info;
+#define KVP_CAT_NAME_WORDS (KVP_CAT_NAME_MAX / 8)
+struct kvp_cat_record_shm { /* one buffer of a record; all by kvp_copy_in and kvp_copy_out */
+	uint64_t head[offsetof(struct kvp_cat_worker_info, endpoint) / 8]; /* head[0] = worker_id */
+	uint64_t endpoint[KVP_CAT_NAME_WORDS], model[KVP_CAT_NAME_WORDS], group[KVP_CAT_NAME_WORDS];
 	uint32_t json_len, pad0;
-	char json[KVP_CAT_RECORD_MAX];
+	uint64_t json[KVP_CAT_RECORD_MAX / 8];
 } __attribute__((aligned(64)));
+
+_Static_assert(offsetof(struct kvp_cat_worker_info, endpoint) % 8 == 0 && KVP_CAT_NAME_MAX % 8 == 0 &&
+		KVP_CAT_RECORD_MAX % 8 == 0,
+	"records are whole words");
 
 uint64_t kvp_cat_part_hash(const struct kvp_cat_shm *shm, enum kvp_part_role role, const char *model,
 	uint32_t model_len, const char *group, uint32_t group_len);

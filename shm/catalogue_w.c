@@ -306,16 +306,20 @@ int kvp_cat_w_worker_put(struct kvp_cat_writer *w, uint32_t idx, const struct kv
 {
 	if (idx >= w->cat.worker_max)
 		return KVP_ERR_INVAL;
-	if (len > KVP_CAT_RECORD_MAX)
+	if (len > KVP_CAT_RECORD_MAX || info->endpoint_len > KVP_CAT_NAME_MAX ||
+		info->model_len > KVP_CAT_NAME_MAX || info->group_len > KVP_CAT_NAME_MAX)
 		return KVP_ERR_LIMIT;
 	struct kvp_cat_worker_shm *ws = &w->cat.worker[idx];
 	if (ws->worker_id != info->worker_id || ws->state == KVP_CAT_WORKER_FREE)
 		return KVP_ERR_INVAL;
 	uint64_t version = dbuf_begin(&ws->record);
 	struct kvp_cat_record_shm *b = kvp_cat_record_buf(&w->cat, idx, version);
-	b->info = *info;
-	b->json_len = len;
-	memcpy(b->json, json, len);
+	kvp_copy_in(b->head, info, offsetof(struct kvp_cat_worker_info, endpoint));
+	kvp_copy_in(b->endpoint, info->endpoint, info->endpoint_len);
+	kvp_copy_in(b->model, info->model, info->model_len);
+	kvp_copy_in(b->group, info->group, info->group_len);
+	kvp_st_rlx_u32(&b->json_len, len);
+	kvp_copy_in(b->json, json, len);
 	dbuf_publish(w, &ws->record, version);
 	if (ws->state == KVP_CAT_WORKER_TAKEN) {
 		kvp_st_rel_u32(&ws->state, KVP_CAT_WORKER_LIVE); /* pairs with: kvp_cat_worker_read */

@@ -121,11 +121,11 @@ int kvp_cmd_begin(struct kvp_cmdring *r, kvp_owner owner, struct kvp_cmd_cell **
 		KVP_POINT("cmdring:claimed");
 		p->worker_id = 0;
 		memset(p->arg, 0, sizeof(p->arg));
-		p->type = KVP_CMD_NONE;
-		p->len = 0;
+		kvp_st_rlx_u32(&p->type, KVP_CMD_NONE);
+		kvp_st_rlx_u32(&p->len, 0);
 		p->attempt = 0;
 		p->status = KVP_ERR_AGAIN;
-		p->reply_len = 0;
+		kvp_st_rlx_u32(&p->reply_len, 0);
 		*c = p;
 		*payload = kvp_cmd_buffer(r, p);
 		return KVP_OK;
@@ -139,8 +139,8 @@ int kvp_cmd_post(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_typ
 	if (len > KVP_CMD_PAYLOAD_MAX || type <= KVP_CMD_NONE || type >= KVP_CMD_TYPE_CNT ||
 		STATE(w) != CLAIMED)
 		return KVP_ERR_INVAL;
-	c->type = (uint32_t)type;
-	c->len = len;
+	kvp_st_rlx_u32(&c->type, (uint32_t)type); /* these two relaxed: kvp_cmdring_check may look at any time */
+	kvp_st_rlx_u32(&c->len, len);
 	kvp_st_rlx_u64(&c->ticket, kvp_faa_ar_u64(&r->shm->ticket, 1));
 	KVP_POINT("cmdring:ticket");
 	if (!kvp_cas_ar_u64(&c->word, w, WITH_STATE(w, POSTED))) /* pairs with: kvp_cmd_next */
@@ -188,7 +188,8 @@ uint32_t kvp_cmd_attach(struct kvp_cmdring *r, kvp_owner owner)
 
 static int fits(const struct kvp_cmd_cell *p)
 {
-	return p->type > KVP_CMD_NONE && p->type < KVP_CMD_TYPE_CNT && p->len <= KVP_CMD_PAYLOAD_MAX;
+	uint32_t type = kvp_ld_rlx_u32(&p->type);
+	return type > KVP_CMD_NONE && type < KVP_CMD_TYPE_CNT && kvp_ld_rlx_u32(&p->len) <= KVP_CMD_PAYLOAD_MAX;
 }
 
 int kvp_cmd_next(struct kvp_cmdring *r, struct kvp_cmd_cell **c)
@@ -234,7 +235,7 @@ int kvp_cmd_reply(struct kvp_cmdring *r, struct kvp_cmd_cell *c, int status, uin
 	if (len > KVP_CMD_PAYLOAD_MAX)
 		return KVP_ERR_INVAL;
 	c->status = status;
-	c->reply_len = len;
+	kvp_st_rlx_u32(&c->reply_len, len);
 	uint64_t w = kvp_ld_acq_u64(&c->word);
 	KVP_ASSERT(STATE(w) == TAKEN);
 	/* One retry suffices: the only change others make to a taken cell is owner -> 0. */
@@ -293,7 +294,7 @@ static const char *cell_fault(const struct kvp_cmdring *r, const struct kvp_cmd_
 	uint64_t t = kvp_ld_rlx_u64(&p->ticket);
 	if (t == 0 || t >= kvp_ld_acq_u64(&r->shm->ticket))
 		return "ticket never given out";
-	if (st == DONE && p->reply_len > KVP_CMD_PAYLOAD_MAX)
+	if (st == DONE && kvp_ld_rlx_u32(&p->reply_len) > KVP_CMD_PAYLOAD_MAX)
 		return "reply length out of range";
 	return NULL;
 }

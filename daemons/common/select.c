@@ -122,17 +122,17 @@ static int copy_ranks(const struct kvp_cat *cat, const struct kvp_cat_view *v, s
 		const uint64_t *t;
 		uint32_t n = kvp_cat_view_taints(v, k, &t);
 		n = n > v->taint_cnt - at ? v->taint_cnt - at : n;
-		memcpy(taint + at, t, n * sizeof(uint64_t));
-		rank[k] = (struct kvp_sel_rank){.worker_id = rv->worker_id,
-			.dp_rank = rv->dp_rank,
-			.rank_slot = rv->rank_slot,
-			.rank_gen = rv->rank_gen,
-			.worker_idx = rv->worker_idx,
-			.index_slot = rv->index_slot,
-			.index_gen = rv->index_gen,
+		kvp_copy_out(taint + at, t, n * sizeof(uint64_t));
+		rank[k] = (struct kvp_sel_rank){.worker_id = kvp_ld_rlx_u64(&rv->worker_id),
+			.dp_rank = kvp_ld_rlx_u32(&rv->dp_rank),
+			.rank_slot = kvp_ld_rlx_u32(&rv->rank_slot),
+			.rank_gen = kvp_ld_rlx_u32(&rv->rank_gen),
+			.worker_idx = kvp_ld_rlx_u32(&rv->worker_idx),
+			.index_slot = kvp_ld_rlx_u32(&rv->index_slot),
+			.index_gen = kvp_ld_rlx_u32(&rv->index_gen),
 			.taint_off = at,
 			.taint_cnt = n,
-			.total_kv_blocks = rv->total_kv_blocks};
+			.total_kv_blocks = kvp_ld_rlx_u64(&rv->total_kv_blocks)};
 		at += n;
 	}
 	if (kvp_cat_view_valid(cat, v) != KVP_OK)

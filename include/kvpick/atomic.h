@@ -67,18 +67,34 @@ struct kvp_u128 {
 	{                                                                                                    \
 		return __atomic_compare_exchange_n(p, &want, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);  \
 	}
+/* ThreadSanitizer does not model fences and gcc refuses them. Under it a fence is the machine's instruction
+ * only: the ordering is there, but the tool learns nothing of it. That cannot hide a race - a fence would only
+ * have added happens-before edges -, it makes a stricter rule: what a fence orders must be words of this header
+ * on both sides, because plain accesses beside it are then reported. */
+#ifdef __SANITIZE_THREAD__
+#if defined(__x86_64__)
+#define KVP_FENCE(c11, x86, arm) __asm__ __volatile__(x86 ::: "memory")
+#elif defined(__aarch64__)
+#define KVP_FENCE(c11, x86, arm) __asm__ __volatile__(arm ::: "memory")
+#else
+#error "no fence instruction known for this machine"
+#endif
+#else
+#define KVP_FENCE(c11, x86, arm) __atomic_thread_fence(c11)
+#endif
 static inline void kvp_fence_acq(void)
 {
-	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	KVP_FENCE(__ATOMIC_ACQUIRE, "", "dmb ishld");
 }
 static inline void kvp_fence_rel(void)
 {
-	__atomic_thread_fence(__ATOMIC_RELEASE);
+	KVP_FENCE(__ATOMIC_RELEASE, "", "dmb ish");
 }
 static inline void kvp_fence_sc(void)
 {
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	KVP_FENCE(__ATOMIC_SEQ_CST, "mfence", "dmb ish");
 }
+#undef KVP_FENCE
 static inline void kvp_pause(void)
 {
 	__asm__ __volatile__("" ::: "memory");
@@ -229,5 +245,24 @@ static inline struct kvp_u128 kvp_ld_u128(const struct kvp_u128 *p)
 			break;
 	}
 	return v;
+}
+
+/* kvp_copy_in fills shared words from n bytes, kvp_copy_out reads n bytes from shared words, word by word and
+ * relaxed: for a buffer that its writer may begin anew while readers copy it and validate a version afterwards.
+ * to/from are n bytes rounded up to whole words; the bytes of the last word past n become 0. */
+static inline void kvp_copy_in(uint64_t *to, const void *from, uint64_t n)
+{
+	for (uint64_t i = 0; i < n; i += 8) {
+		uint64_t w = 0;
+		__builtin_memcpy(&w, (const char *)from + i, n - i < 8 ? n - i : 8);
+		kvp_st_rlx_u64(&to[i / 8], w);
+	}
+}
+static inline void kvp_copy_out(void *to, const uint64_t *from, uint64_t n)
+{
+	for (uint64_t i = 0; i < n; i += 8) {
+		uint64_t w = kvp_ld_rlx_u64(&from[i / 8]);
+		__builtin_memcpy((char *)to + i, &w, n - i < 8 ? n - i : 8);
+	}
 }
 #endif
