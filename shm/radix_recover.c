@@ -57,13 +57,13 @@ static void take_run(struct kvp_radix_w *w, uint32_t tslot)
 	r->live = 1;
 	for (uint32_t p = h->base; p < h->base + h->len; p++)
 		w->run_of[p] = (w->run_of[p] & KVP_RADIX_NAME_OTHER) | h->rid;
-	w->pub->stat.runs++;
-	w->pub->stat.blocks += h->len;
+	kvp_add_sw_u64(&w->pub->stat.runs, 1);
+	kvp_add_sw_u64(&w->pub->stat.blocks, h->len);
 }
 
 static void drop_header(struct kvp_radix_w *w, uint32_t tslot, struct kvp_radix_report *rep)
 {
-	w->pub->stat.runs++; /* kill counts it down */
+	kvp_add_sw_u64(&w->pub->stat.runs, 1); /* kill counts it down */
 	if (kvp_radix_hdr(w, tslot)->ver & 1)
 		kvp_st_rlx_u32(&kvp_radix_hdr(w, tslot)->ver, kvp_radix_hdr(w, tslot)->ver + 1);
 	kvp_radix_kill(w, tslot);
@@ -77,9 +77,12 @@ static void scan_table(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 		struct kvp_radix_run_shm *r = &w->run[i];
 		r->live = r->child = r->next = r->prev = r->hole = r->alias = 0;
 	}
-	st->runs = st->blocks = st->tombstones = 0;
+	uint64_t dead = 0;
 	for (uint32_t i = 0; i < tab_cnt(w); i++)
-		st->tombstones += kvp_radix_hdr(w, i)->key == KVP_RADIX_KEY_DEAD;
+		dead += kvp_radix_hdr(w, i)->key == KVP_RADIX_KEY_DEAD;
+	kvp_st_rlx_u64(&st->runs, 0); /* readers of the figures go on during a recovery */
+	kvp_st_rlx_u64(&st->blocks, 0);
+	kvp_st_rlx_u64(&st->tombstones, dead);
 	for (uint32_t i = 0; i < tab_cnt(w); i++) {
 		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr(w, i);
 		if (h->key < KVP_RADIX_KEY_MIN)
@@ -118,8 +121,8 @@ static void drop_rootless(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 		for (uint32_t rid = 1; rid <= w->priv->rid_bump; rid++) {
 			if (!w->run[rid].live || rooted(w, rid))
 				continue;
-			w->pub->stat.blocks -= kvp_radix_hdr_of(w, rid)->len;
-			w->pub->stat.runs--;
+			kvp_add_sw_u64(&w->pub->stat.blocks, 0 - (uint64_t)kvp_radix_hdr_of(w, rid)->len);
+			kvp_add_sw_u64(&w->pub->stat.runs, 0 - 1ULL);
 			w->run[rid].live = 0;
 			drop_header(w, w->run[rid].tslot, rep);
 			again = 1;
@@ -208,10 +211,10 @@ static void rebuild_holes(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 {
 	uint32_t cnt = w->priv->hole_bump;
 	w->hole_free = 0;
-	w->pub->stat.hole_cnt = 0;
+	kvp_st_rlx_u64(&w->pub->stat.hole_cnt, 0);
 	for (uint32_t i = cnt; i >= 1; i--) {
 		if (w->hole[i - 1].slot1) {
-			w->pub->stat.hole_cnt++;
+			kvp_add_sw_u64(&w->pub->stat.hole_cnt, 1);
 			continue;
 		}
 		w->hole[i - 1].next = w->hole_free;
@@ -238,7 +241,7 @@ static void rebuild_holes(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 static void rebuild_aliases(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 {
 	w->alias_free = 0;
-	w->pub->stat.alias_cnt = 0;
+	kvp_st_rlx_u64(&w->pub->stat.alias_cnt, 0);
 	for (uint32_t s = 0; s < w->geo.slot_max; s++)
 		w->slot[s].alias_cnt = 0;
 	for (uint32_t i = w->priv->alias_bump; i >= 1; i--) {
