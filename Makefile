@@ -68,6 +68,17 @@ HELPERS := $(patsubst %.c,$(B)/%,$(HELPER_SRC))
 BENCHES := $(patsubst %.c,$(B)/%,$(BENCH_SRC))
 SCRIPTS := $(wildcard tests/[sk]_*.t tests/crash/k_*.t)
 
+# ThreadSanitizer sees the threads of one process. Left out there: tests that kill processes of their own and
+# look at what is left (their structures run on threads in the x_ tests), and the scripts (nodes of several
+# processes; the one daemon part with threads is t_events'). t_http has one thread and takes minutes there.
+TSAN_OUT := tests/t_book_crash tests/t_boot tests/t_cmdring_crash tests/t_radix_crash tests/torture/x_radix \
+	tests/t_http
+ifeq ($(BUILD),tsan)
+TESTS := $(filter-out $(addprefix $(B)/,$(TSAN_OUT)),$(TESTS))
+SCRIPTS :=
+export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
+endif
+
 .PHONY: all lib tests benches test check torture fuzz bench lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)

@@ -104,8 +104,9 @@ struct kvp_cat { /* process-local handle */
 };
 
 /* A view as the reader holds it: pointers into the shared buffer, to be loaded by kvp_ld_rlx_* and
- * kvp_copy_out only. Until kvp_cat_view_valid has answered KVP_OK, fields may stem from a later view: each field holds some value that the writer wrote for some rank,
- * slots are always in range, but neighbours need not belong together. */
+ * kvp_copy_out only. Until kvp_cat_view_valid has answered KVP_OK, fields may stem from a later view: each
+ * field holds some value that the writer wrote for some rank, slots are always in range, but neighbours need
+ * not belong together. */
 struct kvp_cat_view {
 	const struct kvp_rank_view *rank;
 	const uint64_t *taint;

@@ -139,7 +139,7 @@ int kvp_cmd_post(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_typ
 	if (len > KVP_CMD_PAYLOAD_MAX || type <= KVP_CMD_NONE || type >= KVP_CMD_TYPE_CNT ||
 		STATE(w) != CLAIMED)
 		return KVP_ERR_INVAL;
-	kvp_st_rlx_u32(&c->type, (uint32_t)type); /* these two relaxed: kvp_cmdring_check may look at any time */
+	kvp_st_rlx_u32(&c->type, (uint32_t)type); /* atomic: kvp_cmdring_check looks at any time */
 	kvp_st_rlx_u32(&c->len, len);
 	kvp_st_rlx_u64(&c->ticket, kvp_faa_ar_u64(&r->shm->ticket, 1));
 	KVP_POINT("cmdring:ticket");
@@ -189,7 +189,8 @@ uint32_t kvp_cmd_attach(struct kvp_cmdring *r, kvp_owner owner)
 static int fits(const struct kvp_cmd_cell *p)
 {
 	uint32_t type = kvp_ld_rlx_u32(&p->type);
-	return type > KVP_CMD_NONE && type < KVP_CMD_TYPE_CNT && kvp_ld_rlx_u32(&p->len) <= KVP_CMD_PAYLOAD_MAX;
+	return type > KVP_CMD_NONE && type < KVP_CMD_TYPE_CNT &&
+	       kvp_ld_rlx_u32(&p->len) <= KVP_CMD_PAYLOAD_MAX;
 }
 
 int kvp_cmd_next(struct kvp_cmdring *r, struct kvp_cmd_cell **c)

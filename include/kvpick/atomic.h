@@ -68,9 +68,9 @@ struct kvp_u128 {
 		return __atomic_compare_exchange_n(p, &want, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);  \
 	}
 /* ThreadSanitizer does not model fences and gcc refuses them. Under it a fence is the machine's instruction
- * only: the ordering is there, but the tool learns nothing of it. That cannot hide a race - a fence would only
- * have added happens-before edges -, it makes a stricter rule: what a fence orders must be words of this header
- * on both sides, because plain accesses beside it are then reported. */
+ * only: the ordering is there, but the tool learns nothing of it. That cannot hide a race - a fence would
+ * only have added happens-before edges -, it makes a stricter rule: what a fence orders must be words of this
+ * header on both sides, because plain accesses beside it are then reported. */
 #ifdef __SANITIZE_THREAD__
 #if defined(__x86_64__)
 #define KVP_FENCE(c11, x86, arm) __asm__ __volatile__(x86 ::: "memory")
@@ -248,8 +248,8 @@ static inline struct kvp_u128 kvp_ld_u128(const struct kvp_u128 *p)
 }
 
 /* kvp_copy_in fills shared words from n bytes, kvp_copy_out reads n bytes from shared words, word by word and
- * relaxed: for a buffer that its writer may begin anew while readers copy it and validate a version afterwards.
- * to/from are n bytes rounded up to whole words; the bytes of the last word past n become 0. */
+ * relaxed: for a buffer that its writer may begin anew while readers copy it and validate a version
+ * afterwards. to/from are n bytes rounded up to whole words; the bytes of the last word past n become 0. */
 static inline void kvp_copy_in(uint64_t *to, const void *from, uint64_t n)
 {
 	for (uint64_t i = 0; i < n; i += 8) {

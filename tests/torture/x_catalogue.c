@@ -242,7 +242,8 @@ static uint64_t threads(uint64_t end, uint64_t *leaves)
 int main(void)
 {
 	const char *env = getenv("KVP_TORTURE_S"), *seed = getenv("KVP_SEED");
-	uint64_t run_ms = env ? strtoull(env, NULL, 10) * 1000 : 2000, end = now_ms() + run_ms, kills = 0;
+	uint64_t run_ms = env ? strtoull(env, NULL, 10) * 1000 : 2000;
+	uint64_t end = now_ms() + run_ms, kills = 0;
 	uint64_t bytes = kvp_catalogue_footprint(&geom);
 	void *mem =
 		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -261,8 +262,8 @@ int main(void)
 	(void)threads;
 #endif
 	printf("# %llu kills, %llu writes, %llu views, %llu records, %llu retries\n",
-		(unsigned long long)kills, (unsigned long long)tally->written, (unsigned long long)tally->views,
-		(unsigned long long)tally->records, (unsigned long long)tally->again);
+		(unsigned long long)kills, (unsigned long long)tally->written,
+		(unsigned long long)tally->views, (unsigned long long)tally->records, (unsigned long long)tally->again);
 	is_u64(tally->torn, 0, "no reader saw a half-made view or record");
 	is_u64(lost, 0, "every worker with a record is found after each kill");
 	ok(tally->views > 0 && tally->records > 0 && kills > 0, "readers and writers both got somewhere");

@@ -1,7 +1,7 @@
-/* Command ring with real processes (threads, without kills, under ThreadSanitizer): producers and the consumer
- * are killed with SIGKILL at random moments, the parent sweeps and starts them again. Oracle: every answered command has the right reply to its own payload;
- * commands of one producer are executed in their order; no more are answered than were executed; at the end,
- * after a last sweep, every cell is free. */
+/* Command ring with real processes (threads, without kills, under ThreadSanitizer): producers and the
+ * consumer are killed with SIGKILL at random moments, the parent sweeps and starts them again. Oracle: every
+ * answered command has the right reply to its own payload; commands of one producer are executed in their
+ * order; no more are answered than were executed; at the end, after a last sweep, every cell is free. */
 #include "shm/cmdring.h"
 #include "tests/tap.h"
 #include <errno.h>
@@ -233,7 +233,8 @@ static uint64_t kills(uint64_t seed, uint64_t run_ms)
 int main(void)
 {
 	const char *s = getenv("KVP_SEED"), *t = getenv("KVP_TORTURE_S");
-	uint64_t answered = 0, seed = s ? strtoull(s, NULL, 10) : now_ms(), run_ms = (t ? strtoull(t, NULL, 10) : 2) * 1000;
+	uint64_t answered = 0, seed = s ? strtoull(s, NULL, 10) : now_ms();
+	uint64_t run_ms = (t ? strtoull(t, NULL, 10) : 2) * 1000;
 	uint32_t n[KVP_CMD_STATES];
 	printf("# seed %" PRIu64 "\n", seed);
 	ring_mem = shared(kvp_cmdring_footprint(&geom));
@@ -254,8 +255,8 @@ int main(void)
 	for (uint32_t i = 1; i <= PRODUCERS; i++)
 		answered += o->answered[i];
 	kvp_cmd_count(&ring, n);
-	printf("# %" PRIu64 " answered, %" PRIu64 " executed, %" PRIu64 " taken again\n", answered, o->executed,
-		o->again);
+	printf("# %" PRIu64 " answered, %" PRIu64 " executed, %" PRIu64 " taken again\n", answered,
+		o->executed, o->again);
 	is_u64(o->wrong, 0, "every reply fits its command, commands of a producer are taken in order");
 	is_u64(faults, 0, "no faults at any time");
 	ok(answered > 0 && o->executed >= answered, "what was answered was executed");

@@ -1,6 +1,6 @@
-/* tests/torture/x_threads.c — the structures under threads, so that ThreadSanitizer sees both sides: tree with
- * a writer that comes and goes, wake-ups, error log, counters. Each with an oracle, so it is a test in every
- * build. KVP_TORTURE_S seconds for the tree (1), KVP_SEED. */
+/* tests/torture/x_threads.c — the structures under threads, so that ThreadSanitizer sees both sides: tree
+ * with a writer that comes and goes, wake-ups, error log, counters. Each with an oracle, so it is a test in
+ * every build. KVP_TORTURE_S seconds for the tree (1), KVP_SEED. */
 #include "shm/counter.h"
 #include "shm/errlog.h"
 #include "shm/slot.h"
@@ -81,16 +81,11 @@ static void tree_turn(struct kvp_radix_w *w, uint64_t *x)
 
 static void *tree_writer(void *arg)
 {
-	uint64_t x = *(const uint64_t *)arg, local[PROMPT], ext[PROMPT];
+	uint64_t x = *(const uint64_t *)arg;
 	struct kvp_radix_w *w = NULL;
-	prompt_of(0, PROMPT, local, ext);
 	while (!kvp_ld_rlx_u64(&stop)) {
-		if (!w) {
-			if (kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &w, NULL))
-				break;
-			kvp_radix_store(w, 0, 9, KVP_RADIX_ROOT, 0, PROMPT, local, ext, NULL);
-			kvp_radix_w_set_ready(w, 1);
-		}
+		if (!w && kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &w, NULL))
+			break;
 		tree_turn(w, &x);
 		if (mix(&x) % 500 == 0) {
 			kvp_radix_w_close(w);
@@ -140,15 +135,20 @@ static void *tree_reader(void *arg)
 static void tree(uint64_t seed, uint64_t run_ms)
 {
 	pthread_t w, r[READERS];
-	uint64_t at[READERS + 1];
+	uint64_t at[READERS + 1], local[PROMPT], ext[PROMPT];
 	struct kvp_radix_w *open = NULL;
 	struct kvp_radix reader;
-	ok(seg_new(&seg, &geom) == 0 && kvp_radix_join(seg.pub, &geom, &reader) == KVP_OK, "a tree");
+	prompt_of(0, PROMPT, local, ext);
+	ok(seg_new(&seg, &geom) == 0 && kvp_radix_join(seg.pub, &geom, &reader) == KVP_OK &&
+			kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &open, NULL) ==
+				KVP_OK,
+		"a tree");
+	kvp_radix_store(open, 0, 9, KVP_RADIX_ROOT, 0, PROMPT, local, ext, NULL);
+	kvp_radix_w_set_ready(open, 1);
+	kvp_radix_w_close(open);
 	for (int i = 0; i <= READERS; i++)
 		at[i] = (seed + 0x9e3779b97f4a7c15ULL * (uint64_t)(i + 1)) | 1;
 	pthread_create(&w, NULL, tree_writer, &at[READERS]);
-	while (!kvp_radix_ready(&reader))
-		sched_yield();
 	for (int i = 0; i < READERS; i++)
 		pthread_create(&r[i], NULL, tree_reader, &at[i]);
 	for (uint64_t end = now_ms() + run_ms; now_ms() < end;)
@@ -157,8 +157,8 @@ static void tree(uint64_t seed, uint64_t run_ms)
 	pthread_join(w, NULL);
 	for (int i = 0; i < READERS; i++)
 		pthread_join(r[i], NULL);
-	printf("# %" PRIu64 " changes, %" PRIu64 " walks, %" PRIu64 " retries, %" PRIu64 " given up\n", turns, walks,
-		retries, gave_up);
+	printf("# %" PRIu64 " changes, %" PRIu64 " walks, %" PRIu64 " retries, %" PRIu64 " given up\n", turns,
+		walks, retries, gave_up);
 	is_u64(foreign, 0, "no walk ever finds a block at a rank that never held it");
 	is_u64(lost, 0, "what a rank holds all the time is found whole by every walk that was not given up");
 	ok(walks > 0 && turns > 0, "writer and readers both got somewhere");
