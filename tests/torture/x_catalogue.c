@@ -261,9 +261,9 @@ int main(void)
 	uint64_t lost = processes(end, &kills);
 	(void)threads;
 #endif
-	printf("# %llu kills, %llu writes, %llu views, %llu records, %llu retries\n",
-		(unsigned long long)kills, (unsigned long long)tally->written,
-		(unsigned long long)tally->views, (unsigned long long)tally->records, (unsigned long long)tally->again);
+	printf("# %" PRIu64 " kills, %" PRIu64 " writes, %" PRIu64 " views, %" PRIu64 " records, %" PRIu64
+	       " retries\n",
+		kills, tally->written, tally->views, tally->records, tally->again);
 	is_u64(tally->torn, 0, "no reader saw a half-made view or record");
 	is_u64(lost, 0, "every worker with a record is found after each kill");
 	ok(tally->views > 0 && tally->records > 0 && kills > 0, "readers and writers both got somewhere");
