@@ -32,9 +32,17 @@ static enum kvp_zmq_verdict restarted(struct kvp_zmq_cursor *c, uint64_t now_ns)
 	c->reset_cnt++;
 	if (c->reset_cnt == 2 * KVP_ZMQ_RESET_MAX)
 		c->reset_cnt = KVP_ZMQ_RESET_MAX;
-	c->has_w = c->has_live = c->after_snapshot = 0;
-	c->cooldown_until_ns = 0;
+	kvp_zmq_cursor_forget(c);
 	return KVP_ZMQ_RESET;
+}
+
+static void open_replay(struct kvp_zmq_cursor *c, uint64_t start, uint64_t target)
+{
+	c->is_replaying = 1;
+	c->has_bad = 0;
+	c->start = start;
+	c->target = target;
+	c->first = c->last = c->cnt = c->hole_cnt = 0;
 }
 
 enum kvp_zmq_verdict kvp_zmq_cursor_live(
@@ -63,12 +71,18 @@ enum kvp_zmq_verdict kvp_zmq_cursor_live(
 		gap->why = KVP_ZMQ_COOLDOWN;
 	if (gap->why != KVP_ZMQ_REPLAY_DUE)
 		return KVP_ZMQ_APPLY;
-	c->is_replaying = 1;
-	c->has_bad = 0;
-	c->start = start;
-	c->target = seq;
-	c->first = c->last = c->cnt = c->hole_cnt = 0;
+	open_replay(c, start, seq);
 	return KVP_ZMQ_REPLAY;
+}
+
+int kvp_zmq_cursor_fetch(struct kvp_zmq_cursor *c, uint64_t now_ns, uint64_t *start)
+{
+	KVP_ASSERT(!c->is_replaying);
+	if (!c->has_replay || now_ns < c->cooldown_until_ns)
+		return 0;
+	*start = c->has_w ? c->w + 1 : 0;
+	open_replay(c, *start, *start);
+	return 1;
 }
 
 int kvp_zmq_cursor_is_new(const struct kvp_zmq_cursor *c, uint64_t seq)
@@ -98,10 +112,10 @@ void kvp_zmq_cursor_replayed(struct kvp_zmq_cursor *c, uint64_t seq, int is_fram
 	kvp_zmq_cursor_applied(c, seq);
 }
 
-static enum kvp_zmq_incomplete classify(const struct kvp_zmq_cursor *c)
+static enum kvp_zmq_incomplete classify(const struct kvp_zmq_cursor *c, enum kvp_zmq_cause cause)
 {
 	if (!c->cnt)
-		return KVP_ZMQ_EMPTY;
+		return c->target == c->start && cause == KVP_ZMQ_CAUSE_END ? KVP_ZMQ_COMPLETE : KVP_ZMQ_EMPTY;
 	if (c->first > c->start)
 		return KVP_ZMQ_STARTED_AFTER;
 	if (c->hole_cnt)
@@ -117,11 +131,18 @@ int kvp_zmq_cursor_covered(const struct kvp_zmq_cursor *c)
 enum kvp_zmq_incomplete kvp_zmq_cursor_replay_end(
 	struct kvp_zmq_cursor *c, enum kvp_zmq_cause cause, uint64_t now_ns)
 {
-	enum kvp_zmq_incomplete r = classify(c);
+	enum kvp_zmq_incomplete r = classify(c, cause);
+	int is_silence = !c->cnt && !c->has_bad && c->target == c->start;
 	c->is_replaying = 0;
-	if (cause != KVP_ZMQ_CAUSE_ABORTED)
+	if (cause != KVP_ZMQ_CAUSE_ABORTED && !is_silence)
 		c->cooldown_until_ns = r != KVP_ZMQ_COMPLETE || c->has_bad ? now_ns + c->cooldown_ns : 0;
 	return r;
+}
+
+void kvp_zmq_cursor_forget(struct kvp_zmq_cursor *c)
+{
+	c->has_w = c->has_live = c->after_snapshot = 0;
+	c->cooldown_until_ns = 0;
 }
 
 void kvp_zmq_cursor_set_replay(struct kvp_zmq_cursor *c, int has_replay)

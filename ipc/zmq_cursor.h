@@ -7,13 +7,13 @@
  * Who        the same.
  * Ordering   none: process-local memory.
  * Lifetime   a registration of a rank: a new registration starts with an unset watermark.
- * Crash      lost with the process; the next one starts unset and replays from 0.
+ * Crash      lost with the process; the next one starts unset, or at the kept marks (zmq_sub.h).
  * Proved by  tests/v_kv_events.c (cursor and replay vectors), tests/t_zmq_sub.c.
  *
  * A live number equal to the last live one is a duplicate; a smaller one can only come from a new publisher
  * (one connection delivers in order): clear the rank, start unset. w is no measure for that, a replay moves
  * it ahead. A replay that ends incomplete or held a bad batch starts a cooldown in which gaps are counted,
- * not repaired.
+ * not repaired; a fetch that nobody answered does not.
  */
 #ifndef KVP_IPC_ZMQ_CURSOR_H
 #define KVP_IPC_ZMQ_CURSOR_H
@@ -84,6 +84,11 @@ void kvp_zmq_cursor_init(struct kvp_zmq_cursor *c, int has_replay, uint64_t cool
  * KVP_ZMQ_REPLAY has opened the replay: kvp_zmq_cursor_replay_end must follow. gap is always set. */
 enum kvp_zmq_verdict kvp_zmq_cursor_live(
 	struct kvp_zmq_cursor *c, uint64_t seq, uint64_t now_ns, struct kvp_zmq_gap *gap);
+/* kvp_zmq_cursor_fetch opens a replay that no live message asked for: everything behind the watermark (from 0
+ * if it is unset). Nothing is known to be missing, so an answer without batches is complete, and silence
+ * starts no cooldown. 1: *start is set, kvp_zmq_cursor_replay_end must follow. 0: no endpoint, or in the
+ * cooldown. */
+int kvp_zmq_cursor_fetch(struct kvp_zmq_cursor *c, uint64_t now_ns, uint64_t *start);
 /* kvp_zmq_cursor_is_new: is seq beyond the watermark? */
 int kvp_zmq_cursor_is_new(const struct kvp_zmq_cursor *c, uint64_t seq);
 /* kvp_zmq_cursor_applied moves the watermark; not called for a live batch that could not be framed. */
@@ -95,6 +100,8 @@ void kvp_zmq_cursor_replayed(struct kvp_zmq_cursor *c, uint64_t seq, int is_fram
 int kvp_zmq_cursor_covered(const struct kvp_zmq_cursor *c);
 enum kvp_zmq_incomplete kvp_zmq_cursor_replay_end(
 	struct kvp_zmq_cursor *c, enum kvp_zmq_cause cause, uint64_t now_ns);
+/* kvp_zmq_cursor_forget unsets watermark and last live number; resets seen so far are not forgotten. */
+void kvp_zmq_cursor_forget(struct kvp_zmq_cursor *c);
 /* kvp_zmq_cursor_set_replay: the replay address changed or went (ends the cooldown). */
 void kvp_zmq_cursor_set_replay(struct kvp_zmq_cursor *c, int has_replay);
 #endif

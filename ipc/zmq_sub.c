@@ -21,6 +21,9 @@
 #define POLL_STACK 256
 #define DROP_MAX 1000 /* replies nobody asked for; beyond, a new socket is cheaper */
 
+#define FETCHES 2
+#define ITEMS 3 /* poll items of one listener */
+
 enum held { HELD_NONE, HELD_JUDGE, HELD_RESET, HELD_WAIT, HELD_APPLY };
 
 struct kvp_zmq_sub {
@@ -35,6 +38,11 @@ struct kvp_zmq_sub {
 	zmq_msg_t msg, reply;
 	uint64_t msg_seq, reply_seq;
 	int has_reply, is_blocked, is_connected;
+	int is_fetching;  /* the running replay is a fetch: no live message is held */
+	int needs_reset;  /* on_reset is due before anything else */
+	int fetch_left;   /* fetches still to make */
+	int is_untrusted; /* failed for its publisher's numbers */
+	uint64_t fetch_ns; /* not before */
 	uint64_t replay_begin_ns, progress_ns;
 };
 
@@ -128,6 +136,12 @@ static void fail(struct kvp_zmq_sub *s, const char *what, const char *why)
 	close_sockets(s);
 }
 
+static void fetch_begin_soon(struct kvp_zmq_sub *s)
+{
+	s->fetch_left = FETCHES;
+	s->fetch_ns = 0;
+}
+
 /* A DEALER that can't be had is no failure: the listener goes on without replay until the next attempt. */
 static void open_dealer(struct kvp_zmq_sub *s)
 {
@@ -179,6 +193,24 @@ static int copy_endpoint(char *to, const char *from)
 	return KVP_OK;
 }
 
+/* Opens and connects the live socket: FAILED or BUFFERING, and further if the gate is open. */
+static void connect_live(struct kvp_zmq_sub *s)
+{
+	s->live = open_socket(s, ZMQ_SUB, s->endpoint);
+	if (!s->live) {
+		fail(s, "socket", zmq_strerror(errno));
+		return;
+	}
+	open_monitor(s);
+	if (zmq_connect(s->live, s->endpoint)) {
+		fail(s, "connect", zmq_strerror(errno));
+		return;
+	}
+	s->state = KVP_ZMQ_BUFFERING;
+	if (s->cfg.gate == KVP_ZMQ_GATE_OPEN)
+		kvp_zmq_sub_ready(s);
+}
+
 int kvp_zmq_sub_open(const struct kvp_zmq_sub_cfg *cfg, struct kvp_zmq_sub **out)
 {
 	if (!cfg->zmq || !cfg->endpoint || !cfg->endpoint[0] || !cfg->on_batch || !cfg->on_reset)
@@ -205,21 +237,32 @@ int kvp_zmq_sub_open(const struct kvp_zmq_sub_cfg *cfg, struct kvp_zmq_sub **out
 		s->cursor.live = cfg->resume->live;
 	}
 	s->cfg.resume = NULL;
-	if (rc == KVP_OK && !(s->live = open_socket(s, ZMQ_SUB, s->endpoint)))
-		rc = KVP_ERR_SYS;
 	if (rc != KVP_OK) {
 		free(s);
 		return rc;
 	}
-	open_monitor(s);
-	if (zmq_connect(s->live, s->endpoint)) {
-		fail(s, "connect", zmq_strerror(errno));
-	} else {
-		s->state = KVP_ZMQ_BUFFERING;
-		if (cfg->gate == KVP_ZMQ_GATE_OPEN)
-			kvp_zmq_sub_ready(s);
-	}
+	if (cfg->fetch == KVP_ZMQ_FETCH_AT_ONCE)
+		fetch_begin_soon(s);
+	connect_live(s);
 	*out = s;
+	return KVP_OK;
+}
+
+int kvp_zmq_sub_retry(struct kvp_zmq_sub *s)
+{
+	if (s->state != KVP_ZMQ_FAILED)
+		return KVP_OK;
+	s->stats.retries++;
+	if (s->is_untrusted) {
+		kvp_zmq_cursor_forget(&s->cursor);
+		s->needs_reset = 1;
+		s->is_untrusted = 0;
+	}
+	fetch_begin_soon(s);
+	connect_live(s);
+	if (s->state == KVP_ZMQ_FAILED)
+		return KVP_ERR_SYS;
+	s->error[0] = 0;
 	return KVP_OK;
 }
 
@@ -235,6 +278,7 @@ void kvp_zmq_sub_close(struct kvp_zmq_sub *s)
 
 void kvp_zmq_sub_ready(struct kvp_zmq_sub *s)
 {
+	s->cfg.gate = KVP_ZMQ_GATE_OPEN; /* for a retry, too */
 	if (s->state != KVP_ZMQ_BUFFERING)
 		return;
 	s->state = KVP_ZMQ_CATCHING_UP;
@@ -316,12 +360,26 @@ static void drop_replies(struct kvp_zmq_sub *s)
 	open_dealer(s);
 }
 
+/* What follows a fetch: the second one, or the same again if nobody answered. */
+static void fetch_end(struct kvp_zmq_sub *s, enum kvp_zmq_cause cause)
+{
+	s->is_fetching = 0;
+	if (cause == KVP_ZMQ_CAUSE_ABORTED)
+		return;
+	if (cause == KVP_ZMQ_CAUSE_END)
+		s->fetch_left--;
+	uint64_t ms = cause == KVP_ZMQ_CAUSE_END ? KVP_ZMQ_FETCH_AGAIN_MS : s->cfg.cooldown_ms;
+	s->fetch_ns = now_ns() + ms * NS_PER_MS;
+}
+
 static void replay_end(struct kvp_zmq_sub *s, enum kvp_zmq_cause cause)
 {
 	enum kvp_zmq_incomplete r = kvp_zmq_cursor_replay_end(&s->cursor, cause, now_ns());
 	s->stats.ended[cause]++;
 	s->stats.incomplete[r]++;
-	s->held = HELD_APPLY;
+	s->held = s->is_fetching ? HELD_NONE : HELD_APPLY;
+	if (s->is_fetching)
+		fetch_end(s, cause);
 	if (s->has_reply) { /* only when aborted */
 		s->has_reply = 0;
 		s->stats.replies_dropped++;
@@ -344,6 +402,28 @@ static void replay_begin(struct kvp_zmq_sub *s, uint64_t start)
 	if (!s->dealer || zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
 		zmq_send(s->dealer, &wire, sizeof(wire), ZMQ_DONTWAIT) < 0)
 		replay_end(s, KVP_ZMQ_CAUSE_BROKEN);
+}
+
+/* When a fetch is to be made: 0 = none, or not before the live socket has shaken hands. */
+static uint64_t fetch_deadline(const struct kvp_zmq_sub *s)
+{
+	if (!s->fetch_left || !s->cursor.has_replay || (!s->is_connected && s->monitor))
+		return 0;
+	uint64_t cool = s->cursor.cooldown_until_ns, at = s->fetch_ns > cool ? s->fetch_ns : cool;
+	return at ? at : 1;
+}
+
+static int fetch_begin(struct kvp_zmq_sub *s)
+{
+	uint64_t start, at;
+	kvp_zmq_sub_is_connected(s);
+	at = fetch_deadline(s);
+	if (!at || now_ns() < at || !kvp_zmq_cursor_fetch(&s->cursor, now_ns(), &start))
+		return 0;
+	s->is_fetching = 1;
+	s->stats.fetches++;
+	replay_begin(s, start);
+	return 1;
 }
 
 static uint64_t replay_deadline(const struct kvp_zmq_sub *s)
@@ -472,17 +552,21 @@ static void judge(struct kvp_zmq_sub *s)
 	case KVP_ZMQ_FAIL:
 		fail(s, "sequence numbers keep going back",
 			"several publishers behind one address, or a publisher in a restart loop");
+		s->is_untrusted = 1;
 		release(s);
 		break;
 	}
 }
 
+/* Before a live message, or before anything at all. */
 static void deliver_reset(struct kvp_zmq_sub *s)
 {
 	if (s->cfg.on_reset(s->cfg.ctx) == KVP_ERR_AGAIN)
 		s->is_blocked = 1;
-	else
+	else if (s->held == HELD_RESET)
 		s->held = HELD_JUDGE;
+	else
+		s->needs_reset = 0;
 }
 
 static void deliver_live(struct kvp_zmq_sub *s)
@@ -522,6 +606,7 @@ static int read_live(struct kvp_zmq_sub *s)
 			zmq_msg_move(&s->msg, &part[2]);
 			s->msg_seq = seq;
 			s->held = HELD_JUDGE;
+			s->fetch_left = 0;
 		}
 	}
 	close_parts(part);
@@ -532,7 +617,11 @@ static int step(struct kvp_zmq_sub *s)
 {
 	switch (s->held) {
 	case HELD_NONE:
-		return read_live(s);
+		if (s->needs_reset) {
+			deliver_reset(s);
+			return 1;
+		}
+		return (s->fetch_left && fetch_begin(s)) || read_live(s);
 	case HELD_JUDGE:
 		judge(s);
 		return 1;
@@ -583,6 +672,10 @@ int kvp_zmq_sub_is_blocked(const struct kvp_zmq_sub *s)
 
 uint64_t kvp_zmq_sub_deadline_ns(const struct kvp_zmq_sub *s)
 {
+	if (!is_running(s))
+		return 0;
+	if (s->held == HELD_NONE)
+		return fetch_deadline(s);
 	return s->held == HELD_WAIT && !s->has_reply ? replay_deadline(s) : 0;
 }
 
@@ -602,7 +695,8 @@ void kvp_zmq_sub_fds(const struct kvp_zmq_sub *s, int fd[2])
 static int is_due(const struct kvp_zmq_sub *s)
 {
 	return is_running(s) &&
-	       (s->is_blocked || (s->held != HELD_NONE && s->held != HELD_WAIT) || s->has_reply);
+	       (s->is_blocked || s->needs_reset || s->has_reply ||
+		       (s->held != HELD_NONE && s->held != HELD_WAIT));
 }
 
 static uint32_t poll_items(const struct kvp_zmq_sub *s, zmq_pollitem_t *item)
@@ -614,6 +708,8 @@ static uint32_t poll_items(const struct kvp_zmq_sub *s, zmq_pollitem_t *item)
 		item[n++] = (zmq_pollitem_t){.socket = s->live, .events = ZMQ_POLLIN};
 	if (s->dealer)
 		item[n++] = (zmq_pollitem_t){.socket = s->dealer, .events = ZMQ_POLLIN};
+	if (s->fetch_left && s->held == HELD_NONE && s->monitor)
+		item[n++] = (zmq_pollitem_t){.socket = s->monitor, .events = ZMQ_POLLIN};
 	return n;
 }
 
@@ -639,7 +735,7 @@ static uint32_t work_all(struct kvp_zmq_sub **sub, uint32_t cnt, const zmq_polli
 	for (uint32_t i = 0; i < cnt; i++) {
 		if (!sub[i])
 			continue;
-		zmq_pollitem_t mine[2];
+		zmq_pollitem_t mine[ITEMS];
 		uint32_t n = poll_items(sub[i], mine);
 		uint64_t at = kvp_zmq_sub_deadline_ns(sub[i]);
 		int is_ready = (at && at <= now) || sub[i]->state == KVP_ZMQ_CATCHING_UP;
@@ -660,7 +756,8 @@ int kvp_zmq_sub_poll(
 	for (uint32_t i = 0; i < cnt; i++)
 		if (sub[i] && (is_due(sub[i]) || sub[i]->state == KVP_ZMQ_CATCHING_UP))
 			done += kvp_zmq_sub_work(sub[i], msg_max);
-	if (2ull * cnt + 1 > POLL_STACK && !(item = calloc(2ull * cnt + 1, sizeof(*item)))) {
+	uint64_t item_max = (uint64_t)ITEMS * cnt + 1;
+	if (item_max > POLL_STACK && !(item = calloc(item_max, sizeof(*item)))) {
 		errno = ENOMEM;
 		return KVP_ERR_SYS;
 	}

@@ -9,14 +9,16 @@
  *            the new publisher.
  * Lifetime   open to close. A closed and reopened listener has forgotten its watermark.
  * Crash      everything is lost; the publisher keeps its replay buffer, the next process asks from 0, or from
- *            where its caller says that the last one stopped (resume). Who resumes has lost what
- *            kvp_kv_norm learned: salt and LoRA of parents, cache groups.
+ *            where its caller says that the last one stopped (resume).
  * Proved by  tests/t_zmq_sub.c (real PUB and ROUTER), tests/v_kv_events.c.
  *
  * While a replay runs, the live socket is not read: its messages wait there in order (high-water mark). A
  * replay never lasts longer than stall_ms without a new batch, nor KVP_ZMQ_REPLAY_TOTAL_MS in total; then the
  * DEALER is closed and opened again, so a late answer can't be taken for the next one's. Replies that
- * nobody asked for are dropped. Both published framings and the oldest end marker are understood.
+ * nobody asked for are dropped. With fetch the listener asks by itself once the live socket has shaken hands,
+ * and a second time KVP_ZMQ_FETCH_AGAIN_MS later if no live batch came (the first answer may be older than
+ * the subscription); a live batch makes that needless: its number shows what is missing. Both published
+ * framings and the oldest end marker are understood.
  */
 #ifndef KVP_IPC_ZMQ_SUB_H
 #define KVP_IPC_ZMQ_SUB_H
@@ -33,6 +35,7 @@
 #define KVP_ZMQ_COVERED_STALL_MS 500     /* the same when only the end marker is missing */
 #define KVP_ZMQ_REPLAY_TOTAL_MS 120000
 #define KVP_ZMQ_COOLDOWN_MS 30000 /* default */
+#define KVP_ZMQ_FETCH_AGAIN_MS 1000
 #define KVP_ZMQ_RCVHWM 100000     /* default: what publishers use */
 
 enum kvp_zmq_source { KVP_ZMQ_LIVE, KVP_ZMQ_REPLAYED };
@@ -42,12 +45,14 @@ enum kvp_zmq_state {
 	KVP_ZMQ_BUFFERING,   /* connected; waits for kvp_zmq_sub_ready */
 	KVP_ZMQ_CATCHING_UP, /* drains what was buffered */
 	KVP_ZMQ_ACTIVE,
-	KVP_ZMQ_FAILED, /* see kvp_zmq_sub_error; stays so until closed */
+	KVP_ZMQ_FAILED, /* see kvp_zmq_sub_error; stays so until closed or tried again */
 	KVP_ZMQ_STATE_CNT
 };
 const char *kvp_zmq_state_name(enum kvp_zmq_state s); /* "pending", "buffering", ... */
 
 enum kvp_zmq_gate { KVP_ZMQ_GATE_OPEN, KVP_ZMQ_GATE_SHUT };
+/* Whether missing batches are asked for before a live one shows that they are missing. */
+enum kvp_zmq_fetch { KVP_ZMQ_FETCH_ON_GAP, KVP_ZMQ_FETCH_AT_ONCE };
 
 /* Where the listener of an earlier process stopped, for the same rank and publisher address. */
 struct kvp_zmq_resume {
@@ -60,6 +65,7 @@ struct kvp_zmq_sub_cfg {
 	const char *endpoint;           /* copied */
 	const char *replay_endpoint;    /* copied; NULL or "" = none */
 	enum kvp_zmq_gate gate;         /* SHUT: buffer until kvp_zmq_sub_ready */
+	enum kvp_zmq_fetch fetch;
 	int rcvhwm;                     /* messages; 0 = default, -1 = unlimited */
 	uint32_t stall_ms, cooldown_ms; /* 0 = default */
 	const struct kvp_zmq_resume *resume; /* NULL: start unset. Not used after open. */
@@ -84,10 +90,12 @@ struct kvp_zmq_stats {
 	uint64_t late_start;            /* first message above 0 */
 	uint64_t no_endpoint, cooldown; /* replays not made */
 	uint64_t replays;               /* requested */
+	uint64_t fetches;               /* of these, before any gap was seen */
 	uint64_t ended[KVP_ZMQ_CAUSE_CNT];
 	uint64_t incomplete[KVP_ZMQ_INCOMPLETE_CNT]; /* [KVP_ZMQ_COMPLETE] counts the complete ones */
 	uint64_t replies_dropped;                    /* not asked for, or older than the watermark */
 	uint64_t restarts;
+	uint64_t retries; /* of a failed listener */
 };
 
 struct kvp_zmq_sub;
@@ -96,12 +104,16 @@ struct kvp_zmq_sub;
  * zmq_ctx_term after all listeners are closed. */
 void *kvp_zmq_ctx_new(uint32_t sub_max);
 
-/* kvp_zmq_sub_open connects. An address that ZMQ refuses to connect to is no error: the
- * listener is KVP_ZMQ_FAILED. return: KVP_OK, KVP_ERR_INVAL (endpoint, callbacks), KVP_ERR_SYS,
- * KVP_ERR_FULL. */
+/* kvp_zmq_sub_open connects. An address that ZMQ refuses to connect to, or no socket to be had, is no error:
+ * the listener is KVP_ZMQ_FAILED. return: KVP_OK, KVP_ERR_INVAL (endpoint, callbacks), KVP_ERR_FULL (no
+ * memory). */
 int kvp_zmq_sub_open(const struct kvp_zmq_sub_cfg *cfg, struct kvp_zmq_sub **out);
 void kvp_zmq_sub_close(struct kvp_zmq_sub *s); /* NULL allowed; no callback afterwards */
 
+/* kvp_zmq_sub_retry connects a FAILED listener anew (anything else: KVP_OK, nothing happens). If publisher
+ * restarts were the reason, on_reset comes first, the watermark is unset, and one more restart within
+ * KVP_ZMQ_RESET_WINDOW_NS fails again. What was missed is fetched at once. KVP_ERR_SYS: failed again. */
+int kvp_zmq_sub_retry(struct kvp_zmq_sub *s);
 /* kvp_zmq_sub_ready opens the gate. kvp_zmq_sub_after_snapshot: the rank's state came from a peer, so the
  * first live batch needs no replay from 0. kvp_zmq_sub_set_replay changes (NULL: removes) the replay
  * address; a running replay ends, the cooldown, too; KVP_ERR_INVAL if the address is bad (nothing changed).
@@ -120,7 +132,8 @@ int kvp_zmq_sub_is_blocked(const struct kvp_zmq_sub *s);
  * time-out); 0 = none. */
 uint64_t kvp_zmq_sub_deadline_ns(const struct kvp_zmq_sub *s);
 /* kvp_zmq_sub_fds: the ZMQ_FD of both sockets, -1 where there is none. They signal readability by edges: call
- * work until it returns less than msg_max. fd[1] changes after a replay time-out and with set_replay: ask
+ * work until it returns less than msg_max. The handshake that a fetch waits for is not told by them, only
+ * kvp_zmq_sub_poll waits for it. fd[1] changes after a replay time-out and with set_replay: ask
  * again after work. */
 void kvp_zmq_sub_fds(const struct kvp_zmq_sub *s, int fd[2]);
 

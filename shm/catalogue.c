@@ -384,7 +384,7 @@ int kvp_cat_rank_info(const struct kvp_cat *cat, uint32_t rank_slot, struct kvp_
 		.dp_rank = kvp_ld_rlx_u32(&r->dp_rank),
 		.rank_slot = rank_slot,
 		.rank_gen = gen,
-		.index_slot = kvp_ld_rlx_u32(&r->index_slot),
+		.index_slot = kvp_ld_acq_u32(&r->index_slot), /* pairs with: kvp_cat_w_rank_index */
 		.worker_idx = kvp_ld_rlx_u32(&r->worker_idx),
 		.part = kvp_ld_rlx_u32(&r->part),
 	};

@@ -193,11 +193,14 @@ int kvp_cat_w_part(struct kvp_cat_writer *w, enum kvp_part_role role, const char
 	const char *group, uint32_t group_len, uint32_t block_size, uint32_t is_eagle, uint32_t *part);
 
 /* kvp_cat_w_rank_take gives (worker_id, dp_rank) the lowest free rank slot, and an index slot while there is
- * one; fills slots and generations of out. KVP_ERR_FULL without a rank slot. kvp_cat_w_rank_drop ends the
+ * one; fills slots and generations of out. KVP_ERR_FULL without a rank slot. kvp_cat_w_rank_index gives an
+ * index slot to a rank that got none: KVP_ERR_FULL, KVP_ERR_EXISTS (it has one), KVP_ERR_NOTFOUND (the rank
+ * slot is free); a view with it must be published. kvp_cat_w_rank_drop ends the
  * use: call it after the view without the rank is published, its bookings are dropped and the tree is cleared
  * of it. */
 int kvp_cat_w_rank_take(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t dp_rank, uint32_t part,
 	uint32_t worker_idx, struct kvp_cat_rank_info *out);
+int kvp_cat_w_rank_index(struct kvp_cat_writer *w, uint32_t rank_slot, struct kvp_cat_rank_info *out);
 int kvp_cat_w_rank_drop(struct kvp_cat_writer *w, uint32_t rank_slot);
 
 /* kvp_cat_w_view publishes the eligible ranks of a partition: rank[] sorted by (worker_id, dp_rank), taint

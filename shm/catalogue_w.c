@@ -191,6 +191,21 @@ int kvp_cat_w_part(struct kvp_cat_writer *w, enum kvp_part_role role, const char
 
 /* -- rank and index slots -- */
 
+/* The lowest free index slot, now that of rank_slot; KVP_INDEX_NONE if there is none. A slot whose generation
+ * is even is read by nobody. */
+static uint32_t index_take(struct kvp_cat_writer *w, uint32_t rank_slot)
+{
+	struct kvp_cat *c = &w->cat;
+	uint32_t index = bit_lowest_free(w->index_used, c->index_max);
+	if (index == UINT32_MAX)
+		return KVP_INDEX_NONE;
+	kvp_st_rlx_u32(&c->index[index].rank_slot, rank_slot);
+	kvp_st_rel_u32(&c->index[index].gen, c->index[index].gen + 1); /* pairs with: kvp_cat_index_gen */
+	bit_set(w->index_used, index);
+	w->index_cnt++;
+	return index;
+}
+
 int kvp_cat_w_rank_take(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t dp_rank, uint32_t part,
 	uint32_t worker_idx, struct kvp_cat_rank_info *out)
 {
@@ -198,19 +213,8 @@ int kvp_cat_w_rank_take(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t d
 	uint32_t slot = bit_lowest_free(w->rank_used, c->rank_max);
 	if (slot == UINT32_MAX)
 		return KVP_ERR_FULL;
-	uint32_t index = bit_lowest_free(w->index_used, c->index_max);
-	if (index == UINT32_MAX)
-		index = KVP_INDEX_NONE;
-	/* A slot whose generation is even is read by nobody; the release fences keep it so for the next use.
-	 */
-	kvp_fence_rel();
-	if (index != KVP_INDEX_NONE) {
-		kvp_st_rlx_u32(&c->index[index].rank_slot, slot);
-		kvp_st_rel_u32(
-			&c->index[index].gen, c->index[index].gen + 1); /* pairs with: kvp_cat_index_gen */
-		bit_set(w->index_used, index);
-		w->index_cnt++;
-	}
+	kvp_fence_rel(); /* keeps fields of the next use behind the even generations */
+	uint32_t index = index_take(w, slot);
 	KVP_POINT("catalogue:take");
 	struct kvp_cat_rank_shm *r = &c->rank[slot];
 	kvp_st_rlx_u64(&r->worker_id, worker_id);
@@ -222,6 +226,22 @@ int kvp_cat_w_rank_take(struct kvp_cat_writer *w, uint64_t worker_id, uint32_t d
 	bit_set(w->rank_used, slot);
 	w->rank_cnt++;
 	return kvp_cat_rank_info(c, slot, out);
+}
+
+int kvp_cat_w_rank_index(struct kvp_cat_writer *w, uint32_t rank_slot, struct kvp_cat_rank_info *out)
+{
+	struct kvp_cat *c = &w->cat;
+	if (!(kvp_cat_rank_gen(c, rank_slot) & 1))
+		return KVP_ERR_NOTFOUND;
+	if (c->rank[rank_slot].index_slot != KVP_INDEX_NONE)
+		return KVP_ERR_EXISTS;
+	kvp_fence_rel(); /* as in kvp_cat_w_rank_take */
+	uint32_t index = index_take(w, rank_slot);
+	if (index == KVP_INDEX_NONE)
+		return KVP_ERR_FULL;
+	KVP_POINT("catalogue:index");
+	kvp_st_rel_u32(&c->rank[rank_slot].index_slot, index); /* pairs with: kvp_cat_rank_info */
+	return kvp_cat_rank_info(c, rank_slot, out);
 }
 
 int kvp_cat_w_rank_drop(struct kvp_cat_writer *w, uint32_t rank_slot)

@@ -21,6 +21,7 @@ struct fake_listen {
 	uint64_t listener;
 	uint32_t start_rank, rank_cnt, dp_rank;
 	uint64_t applied;
+	enum kvp_zmq_fetch fetch;
 	char event[64], replay[64];
 };
 
@@ -112,7 +113,8 @@ int kvp_idx_listen_start(struct kvp_idx_listeners *l, const struct kvp_idx_liste
 		.start_rank = spec->start_rank,
 		.rank_cnt = spec->rank_cnt,
 		.dp_rank = spec->dp_rank,
-		.applied = spec->applied_seq};
+		.applied = spec->applied_seq,
+		.fetch = spec->fetch};
 	snprintf(f->event, sizeof(f->event), "%s", spec->event);
 	snprintf(f->replay, sizeof(f->replay), "%s", spec->replay ? spec->replay : "");
 	fake->starts++;

@@ -171,16 +171,25 @@ static void clear(struct engine *e, uint64_t seq)
 	msgpack_sbuffer_destroy(&b);
 }
 
-static void wake(void *ctx)
+static void woken(void *ctx)
 {
 	(void)ctx;
+}
+
+static char failure[256];
+
+static void failed(void *ctx, const char *text)
+{
+	(void)ctx;
+	snprintf(failure, sizeof(failure), "%s", text);
 }
 
 static int idx_open(void)
 {
 	struct kvp_idx_cfg cfg = {KVP_WREC_QUEUEING_OFF, KVP_WREC_EVENTS_ON};
+	struct kvp_idx_listeners_cfg lc = {2, node.ctr, woken, failed, NULL};
 	return kvp_idx_open(&idx, &node.cat, NULL, NULL, &node.mark, node.ctr, &cfg) ||
-		kvp_idx_listeners_open(2, node.ctr, wake, NULL, &idx.listeners) || kvp_idx_recover(&idx);
+		kvp_idx_listeners_open(&lc, &idx.listeners) || kvp_idx_recover(&idx);
 }
 
 static uint32_t held(uint64_t worker, uint32_t rank)
@@ -366,15 +375,59 @@ static void test_resume(void)
 	UNTIL(&e, e.subscribers == 0);
 	store(&e, 5, KEPT, 705, 704, -1);
 	ok(!idx_open(), "a restarted indexer takes over");
-	UNTIL(&e, e.subscribers > 0);
 	is_u64(held(7, 0), 5, "the tree is what it was");
+	UNTIL(&e, held(7, 0) == 6);
+	ok(e.requests == 1 && e.last_start == 5, "it fetches what came meanwhile, without a live batch");
+	UNTIL(&e, e.subscribers > 0);
+	uint32_t requests = e.requests;
 	store(&e, 6, LIVE | KEPT, 706, 705, -1);
 	UNTIL(&e, held(7, 0) == 7);
-	ok(e.requests == 1 && e.last_start == 5, "it asks from where its predecessor stopped (%u, %llu)",
-		e.requests, (unsigned long long)e.last_start);
-	is_u64(held(7, 0), 7, "and has what came meanwhile");
+	is_u64(held(7, 0), 7, "then the stream goes on");
+	ok(e.requests - requests <= 1, "with at most the second look");
 	engine_close(&e);
 	kvp_idx_worker_delete(&idx, 7);
+}
+
+/* A publisher whose numbers keep going back fails its listener; it is tried again, and the rank is emptied
+ * before it is filled anew. */
+static void test_failed(void)
+{
+	struct engine e;
+	engine_open(&e, 0);
+	worker(&e, 8);
+	uint64_t retries = ctr(KVP_CTR_EV_RETRIES), restarts = ctr(KVP_CTR_EV_RESTART);
+	for (uint64_t s = 9; s >= 5; s--) /* three numbers that go back are believed */
+		store(&e, s, LIVE, 800 + s, 0, -1);
+	UNTIL(&e, ctr(KVP_CTR_EV_LISTENERS_FAILED) == 1);
+	is_u64(ctr(KVP_CTR_EV_LISTENERS_FAILED), 1, "numbers that keep going back: failed");
+	ok(strstr(failure, "worker 8 rank 0") && strstr(failure, "several publishers"), "told: %s", failure);
+	ok(fake_reply_has(&idx, "\"schedulable\""), "the worker is schedulable all the same");
+	is_u64(held(8, 0), 1, "its rank holds what the last one believed had stored");
+	e.subscribers = 0;
+	UNTIL(&e, e.subscribers == 1 && held(8, 0) == 0);
+	ok(held(8, 0) == 0 && ctr(KVP_CTR_EV_RESTART) == restarts + 4, "tried again: the rank is emptied");
+	store(&e, 0, LIVE, 900, 0, -1);
+	UNTIL(&e, held(8, 0) == 1 && ctr(KVP_CTR_EV_LISTENERS_FAILED) == 0);
+	ok(held(8, 0) == 1 && ctr(KVP_CTR_EV_LISTENERS_FAILED) == 0, "and filled by what comes now");
+	is_u64(ctr(KVP_CTR_EV_RETRIES), retries + 1, "counted");
+	engine_close(&e);
+	kvp_idx_worker_delete(&idx, 8);
+
+	char path[160] = "ipc:///tmp/";
+	memset(path + strlen(path), 'x', 130);
+	failure[0] = 0;
+	fake_post(&idx, "{\"worker_id\":9,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"%s\"}",
+		path);
+	ok(fake_reply_has(&idx, "\"schedulable\""), "an address that is refused: schedulable");
+	engine_open(&e, 0);
+	UNTIL(&e, ctr(KVP_CTR_EV_RETRIES) == retries + 2);
+	ok(ctr(KVP_CTR_EV_RETRIES) >= retries + 2 && ctr(KVP_CTR_EV_LISTENERS_FAILED) == 1,
+		"failed, tried again, failed");
+	ok(strstr(failure, "worker 9 rank 0: connect"), "told: %s", failure);
+	kvp_idx_worker_delete(&idx, 9);
+	UNTIL(&e, ctr(KVP_CTR_EV_LISTENERS_FAILED) == 0);
+	is_u64(ctr(KVP_CTR_EV_LISTENERS_FAILED), 0, "until it is removed");
+	engine_close(&e);
 }
 
 int main(void)
@@ -391,6 +444,7 @@ int main(void)
 	test_clear();
 	test_anew();
 	test_resume();
+	test_failed();
 	struct engine idle;
 	engine_open(&idle, 0);
 	UNTIL(&idle, ctr(KVP_CTR_EV_LISTENERS) == 0);

@@ -191,6 +191,79 @@ static void test_room(void)
 	idx.cfg.events = KVP_WREC_EVENTS_ON;
 }
 
+/* The index slots that the ranks of worker id have, NONE as -1. */
+static int index_of(uint64_t id)
+{
+	for (uint32_t i = 0; i < FAKE_RANKS; i++)
+		if (idx.rank[i].worker_id == id && !idx.rank[i].is_lost)
+			return (int)idx.rank[i].index_slot;
+	return -2;
+}
+
+static uint64_t waiting(void)
+{
+	kvp_idx_gauges(&idx);
+	return node.ctr->val[KVP_CTR_IDX_RANK_WAITING];
+}
+
+/* Ranks beyond the index capacity get a slot when one becomes free, and their events from the start. */
+static void test_index_slots(void)
+{
+	idx.cfg.events = KVP_WREC_EVENTS_OFF;
+	fake_post(&idx, "{\"worker_id\":1,\"endpoint\":\"e\",\"block_size\":1,\"data_parallel_size\":%d}",
+		FAKE_INDEX - 1);
+	idx.cfg.events = KVP_WREC_EVENTS_ON;
+	for (int id = 2; id < 6; id++)
+		fake_post(&idx,
+			"{\"worker_id\":%d,\"endpoint\":\"e\",\"block_size\":1,\"kv_events_endpoint\":"
+			"\"tcp://h:%d\"}",
+			id, id);
+	ok(index_of(2) == FAKE_INDEX - 1 && index_of(3) == -1 && index_of(4) == -1 && index_of(5) == -1,
+		"the last index slot is taken, three ranks have none");
+	is_u64(waiting(), 3, "counted");
+	is_u64(kvp_idx_worker_delete(&idx, 4), 200, "one of them leaves");
+	is_u64(waiting(), 2, "two wait");
+	uint32_t slot3 = 0, gen = kvp_cat_index_gen(&node.cat, FAKE_INDEX - 1);
+	while (idx.rank[slot3].worker_id != 3)
+		slot3++;
+	uint64_t listener = fake->listen[slot3].listener, clears = fake->clears;
+	kvp_mark_advance(&node.mark, slot3, idx.rank[slot3].rank_gen, 9, 9);
+	kvp_idx_worker_delete(&idx, 2);
+	ok(index_of(3) == -1, "a slot that is still in the tree is given to nobody");
+	kvp_idx_clear_some(&idx, 10);
+	ok(index_of(3) == FAKE_INDEX - 1 && index_of(5) == -1 && waiting() == 1,
+		"once cleared it goes to the first rank that waits");
+	ok(fake->clears == clears + 1 && kvp_cat_index_gen(&node.cat, FAKE_INDEX - 1) == gen + 2,
+		"in the next generation");
+	struct kvp_cat_view v;
+	struct kvp_cat_rank_info info;
+	kvp_cat_view_begin(&node.cat, idx.rank[slot3].part, &v);
+	uint32_t at = 0;
+	while (at < v.cnt && v.rank[at].worker_id != 3)
+		at++;
+	ok(at < v.cnt && v.rank[at].index_slot == FAKE_INDEX - 1 && v.rank[at].index_gen == gen + 2 &&
+			kvp_cat_index_info(&node.cat, FAKE_INDEX - 1, &info) == KVP_OK && info.worker_id == 3,
+		"the view and the catalogue say so");
+	const struct fake_listen *f = &fake->listen[slot3];
+	ok(f->listener != listener && f->applied == KVP_MARK_UNSET && f->fetch == KVP_ZMQ_FETCH_AT_ONCE,
+		"its listener starts anew, unset, and fetches");
+	is_str(f->event, "tcp://h:3", "from the same address");
+	is_u64(node.ctr->val[KVP_CTR_IDX_RANK_INDEXED], 1, "counted");
+	is_u64(kvp_catalogue_check(&node.cat), 0, "catalogue sound");
+	/* The slot's owner is gone, but nobody was told: the next process finds the one that waits. */
+	idx.waiting_cnt = 0;
+	kvp_idx_worker_delete(&idx, 3);
+	idx.waiting_cnt = 0;
+	kvp_idx_clear_some(&idx, 10);
+	kvp_idx_close(&idx);
+	fake_idx_open(&idx, &node, KVP_WREC_EVENTS_ON);
+	ok(index_of(5) == FAKE_INDEX - 1 && waiting() == 0, "a restarted indexer gives the free slot away");
+	kvp_idx_worker_delete(&idx, 1);
+	kvp_idx_worker_delete(&idx, 5);
+	kvp_idx_clear_some(&idx, 1000);
+	is_u64(idx.cat.rank_cnt + idx.cat.index_cnt + waiting(), 0, "nothing is left");
+}
+
 static void test_restart(void)
 {
 	fake_post(&idx, TWO, "tcp://w:5558", ",\"taints\":[\"z\"],\"total_kv_blocks\":5");
@@ -314,6 +387,7 @@ int main(void)
 	test_trouble();
 	test_move_and_delete();
 	test_room();
+	test_index_slots();
 	test_restart();
 	kvp_idx_close(&idx);
 #ifdef KVP_TEST_POINTS

@@ -283,6 +283,85 @@ static void test_restart(void)
 	ok(f.resets == 3 && strstr(kvp_zmq_sub_error(f.sub), "several publishers"), "the fourth fails: %s",
 		kvp_zmq_sub_error(f.sub));
 	is_u64(kvp_zmq_sub_work(f.sub, 10), 0, "a failed listener does nothing");
+	uint32_t had = f.cnt, asked = f.requests;
+	f.last = 6;
+	ok(kvp_zmq_sub_retry(f.sub) == KVP_OK && kvp_zmq_sub_state(f.sub) == KVP_ZMQ_CATCHING_UP &&
+			!*kvp_zmq_sub_error(f.sub),
+		"tried again: connecting");
+	fx_until(&f, f.cnt == had + 7);
+	ok(f.resets == 4 && f.reset_at == had && f.requests == asked + 1 && f.request_start == 0,
+		"reset first, then everything is asked for without waiting for a live batch");
+	fx_until(&f, kvp_zmq_sub_state(f.sub) == KVP_ZMQ_ACTIVE);
+	fx_publish(&f, 7);
+	fx_until(&f, f.cnt == had + 8);
+	fx_publish(&f, 3);
+	fx_until(&f, kvp_zmq_sub_state(f.sub) == KVP_ZMQ_FAILED);
+	ok(f.resets == 4, "a number that goes back soon after fails again, without a reset");
+	is_u64(STATS(&f).retries, 1, "counted");
+	fx_close(&f);
+}
+
+/* What an earlier process had applied is known; what came since is fetched, live batch or not. */
+static void test_fetch(void)
+{
+	struct kvp_zmq_resume at = {1, 1, 4, 4}, unset = {0, 0, 0, 0};
+	struct kvp_zmq_sub_cfg cfg = {.replay_endpoint = "yes",
+		.resume = &at,
+		.gate = KVP_ZMQ_GATE_SHUT,
+		.fetch = KVP_ZMQ_FETCH_AT_ONCE};
+	struct fx f;
+	fx_open(&f, &cfg, FX_NEW);
+	fx_keep(&f, 0);
+	fx_keep(&f, 7);
+	kvp_zmq_sub_ready(f.sub);
+	fx_until(&f, f.cnt == 3);
+	ok(delivered(&f, SEQS(5, 6, 7)), "what was missed is fetched from the watermark on");
+	ok(f.request_start == 5 && f.src[0] == KVP_ZMQ_REPLAYED, "by replay");
+	fx_keep(&f, 8);
+	fx_until(&f, f.cnt == 4);
+	ok(f.requests == 2 && f.request_start == 8,
+		"and once more: the first answer may have been older than the subscription");
+	fx_until(&f, STATS(&f).incomplete[KVP_ZMQ_COMPLETE] == 2);
+	fx_publish(&f, 9);
+	fx_until(&f, f.cnt == 5);
+	ok(f.requests == 2 && STATS(&f).gaps == 0 && STATS(&f).fetches == 2, "then the live stream goes on");
+	fx_close(&f);
+
+	cfg.resume = &unset;
+	cfg.gate = KVP_ZMQ_GATE_OPEN;
+	cfg.replay_endpoint = "yes";
+	fx_open(&f, &cfg, FX_NEW);
+	fx_until(&f, STATS(&f).incomplete[KVP_ZMQ_COMPLETE] == 1);
+	ok(f.requests == 1 && f.request_start == 0 && f.cnt == 0,
+		"unset: from 0; an empty answer is complete");
+	fx_publish(&f, 0);
+	fx_publish(&f, 1);
+	fx_until(&f, f.cnt == 2);
+	ok(f.requests == 1, "a live batch makes the second one needless");
+	fx_close(&f);
+}
+
+/* A replay service that does not answer costs time, not batches, and no cooldown. */
+static void test_fetch_silent(void)
+{
+	struct kvp_zmq_resume at = {1, 1, 4, 4};
+	struct kvp_zmq_sub_cfg cfg = {
+		.replay_endpoint = "yes", .resume = &at, .fetch = KVP_ZMQ_FETCH_AT_ONCE, .stall_ms = 50};
+	struct fx f;
+	fx_open(&f, &cfg, FX_SILENT);
+	fx_until(&f, STATS(&f).ended[KVP_ZMQ_CAUSE_TIMEOUT] == 1);
+	f.mode = FX_NEW;
+	fx_keep(&f, 5);
+	fx_publish(&f, 6);
+	fx_until(&f, f.cnt == 2);
+	ok(delivered(&f, SEQS(5, 6)), "after a fetch in vain a gap is repaired as ever");
+	fx_close(&f);
+
+	struct kvp_zmq_sub_cfg no_replay = {.resume = &at, .fetch = KVP_ZMQ_FETCH_AT_ONCE};
+	fx_open(&f, &no_replay, FX_NEW);
+	fx_publish(&f, 5);
+	fx_until(&f, f.cnt == 1);
+	is_u64(STATS(&f).fetches, 0, "no fetch without a replay endpoint");
 	fx_close(&f);
 }
 
@@ -408,6 +487,10 @@ static void test_open_errors(void)
 	ok(kvp_zmq_sub_open(&cfg, &s) == KVP_OK && kvp_zmq_sub_state(s) == KVP_ZMQ_FAILED &&
 			*kvp_zmq_sub_error(s),
 		"a path that ZMQ refuses is registered, and failed: %s", s ? kvp_zmq_sub_error(s) : "");
+	ok(kvp_zmq_sub_retry(s) == KVP_ERR_SYS && kvp_zmq_sub_state(s) == KVP_ZMQ_FAILED &&
+			*kvp_zmq_sub_error(s) && kvp_zmq_sub_stats(s)->retries == 1,
+		"tried again it fails again");
+	is_u64(f.resets, 0, "without a reset");
 	kvp_zmq_sub_close(s);
 	kvp_zmq_sub_close(NULL);
 	zmq_ctx_term(zmq);
@@ -429,6 +512,8 @@ int main(void)
 	test_unasked();
 	test_no_endpoint();
 	test_restart();
+	test_fetch();
+	test_fetch_silent();
 	test_gate();
 	test_no_room();
 	test_register_again();

@@ -9,6 +9,9 @@
  *            record -> view without the rank -> bookings dropped -> tree cleared (later,
  *            kvp_idx_clear_some) -> slot free.
  * Lifetime   the process.
+ * Limits     a rank that finds no free index slot is scored by load only and waits: the first slot that gets
+ *            free is given to it, its events count from then on, and what came before is fetched from its
+ *            replay endpoint.
  * Crash      killed anywhere: kvp_idx_recover of the next process compares rank slots with schedulable
  *            records, takes what is missing, and drops and clears what nobody owns.
  * Proved by  tests/t_reconcile.c, tests/t_apply.c, tests/s_events.t
@@ -32,6 +35,7 @@ struct kvp_idx_rank {
 	uint64_t part_salt;
 	uint32_t rank_gen, dp_rank, index_slot, index_gen;
 	uint32_t part, worker_idx;
+	uint32_t is_lost; /* 1: in the queue of those to be cleared */
 	char *event, *replay; /* endpoints that the listener uses, heap, NULL = none */
 };
 
@@ -79,6 +83,7 @@ struct kvp_idx {
 	uint64_t *taint;	    /* scratch, taint_max */
 	uint32_t *lost;		    /* rank slots to be cleared and freed: a queue */
 	uint32_t lost_head, lost_cnt;
+	uint32_t waiting_cnt; /* ranks without an index slot, lost ones not counted */
 	uint64_t next_listener, epoch;
 	enum kvp_idx_state state;
 };
@@ -106,14 +111,20 @@ int kvp_idx_rank_take(struct kvp_idx *idx, uint32_t worker_idx, uint64_t worker_
 void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot);
 /* kvp_idx_rank_purge empties the tree of a rank that stays. */
 void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot);
-/* kvp_idx_clear_some clears up to max queued slots; returns how many are left. */
+/* kvp_idx_rank_set fills the registry's entry of a rank slot in use. */
+void kvp_idx_rank_set(struct kvp_idx *idx, const struct kvp_cat_rank_info *info);
+/* kvp_idx_clear_some clears up to max queued slots; returns how many are left. Index slots that become free
+ * go to ranks that have none. */
 uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max);
 /* kvp_idx_rank_listen gives a rank the listener for these endpoints (NULL = none): keeps the one it has
  * if the event endpoint is the same, moves its replay address if only that changed, else purges the rank
- * and starts a new one: FRESH at an unset mark, RESUME where the last process stopped. */
-enum kvp_idx_resume { KVP_IDX_FRESH, KVP_IDX_RESUME };
+ * and starts a new one: FRESH at an unset mark, RESUME where the last process stopped, REFILL at an unset
+ * mark for an engine that may hold blocks already. The last two fetch at once what was missed. */
+enum kvp_idx_resume { KVP_IDX_FRESH, KVP_IDX_RESUME, KVP_IDX_REFILL };
 int kvp_idx_rank_listen(struct kvp_idx *idx, uint32_t rank_slot, const char *event, const char *replay,
 	enum kvp_idx_resume how);
+/* kvp_idx_index_waiting gives free index slots to ranks that have none; their listeners start anew. */
+void kvp_idx_index_waiting(struct kvp_idx *idx);
 void kvp_idx_gauges(struct kvp_idx *idx);
 
 /* -- reconcile.c: each executes a command and returns an HTTP status; the reply's JSON is in idx->jw -- */

@@ -7,6 +7,7 @@
 #include <kvpick/hash.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -15,7 +16,6 @@
 
 #include "daemons/common/log.h"
 #include "ipc/kv_event.h"
-#include "ipc/zmq_sub.h"
 #include "shm/mark.h"
 
 enum {
@@ -27,6 +27,8 @@ enum {
 	SUB_MAX = 65536,
 };
 #define REPORT_NS 250000000u /* between two looks at the listeners' own figures */
+#define RETRY_MIN_NS 1000000000ull
+#define RETRY_MAX_NS 60000000000ull
 
 enum change_kind { CHANGE_START, CHANGE_STOP, CHANGE_REPLAY, CHANGE_RANKS };
 
@@ -44,6 +46,7 @@ struct listener {
 	struct kvp_zmq_stats seen; /* what has been counted */
 	uint32_t block_size_warned;
 	uint32_t is_active, is_failed; /* as counted in the gauges */
+	uint64_t retry_ns, wait_ns;    /* next attempt of a failed one, and how long it waits for it */
 };
 
 struct thread {
@@ -67,9 +70,13 @@ struct kvp_idx_listeners {
 	uint64_t epoch;
 	void *zmq;
 	struct kvp_ctr_column_shm *ctr;
-	void (*wake)(void *);
-	void *wake_ctx;
+	struct kvp_idx_listeners_cfg cfg;
 };
+
+static void wake(struct thread *t)
+{
+	t->all->cfg.wake(t->all->cfg.ctx);
+}
 
 /* -- from batches to the ring -- */
 
@@ -81,7 +88,7 @@ static struct kvp_idx_msg *reserve(struct listener *l, enum kvp_idx_op op, uint3
 	if (!m)
 		kvp_ctr_add_mw(t->all->ctr, KVP_CTR_EV_RING_FULL, 1);
 	while (!m && !kvp_ld_rlx_u32(&t->all->stop)) {
-		t->all->wake(t->all->wake_ctx);
+		wake(t);
 		usleep(FULL_WAIT_US);
 		m = kvp_idx_ring_reserve(&t->ring, words);
 	}
@@ -154,7 +161,7 @@ static int push_mark(struct listener *l, uint64_t seq, enum kvp_zmq_source src, 
 	m->live = src == KVP_ZMQ_LIVE ? seq : KVP_MARK_UNSET;
 	m->recv_ns = recv_ns;
 	kvp_idx_ring_commit(&l->thread->ring);
-	l->thread->all->wake(l->thread->all->wake_ctx);
+	wake(l->thread);
 	return KVP_OK;
 }
 
@@ -237,7 +244,7 @@ static int on_reset(void *ctx)
 	if (rc)
 		return rc;
 	kvp_kv_norm_reset(l->norm);
-	l->thread->all->wake(l->thread->all->wake_ctx);
+	wake(l->thread);
 	KVP_LOG_N("listener.restart", "worker=%llu rank=%u", (unsigned long long)l->spec.worker_id,
 		l->spec.dp_rank);
 	return KVP_OK;
@@ -259,6 +266,36 @@ static void count_more(struct thread *t, enum kvp_ctr id, uint64_t *seen, uint64
 	*seen = now;
 }
 
+static void retry_later(struct listener *l, uint64_t now)
+{
+	l->wait_ns = l->wait_ns ? 2 * l->wait_ns : RETRY_MIN_NS;
+	if (l->wait_ns > RETRY_MAX_NS)
+		l->wait_ns = RETRY_MAX_NS;
+	l->retry_ns = now + l->wait_ns;
+}
+
+static void tell_failure(struct listener *l, const char *why)
+{
+	char text[256];
+	KVP_LOG_W("listener.failed", "worker=%llu rank=%u error=%s", (unsigned long long)l->spec.worker_id,
+		l->spec.dp_rank, why);
+	snprintf(text, sizeof(text), "events of worker %llu rank %u: %s",
+		(unsigned long long)l->spec.worker_id, l->spec.dp_rank, why);
+	l->thread->all->cfg.failed(l->thread->all->cfg.ctx, text);
+}
+
+/* A failed listener is tried again. One that has held for long enough starts with the short wait next
+ * time. */
+static void mend(struct listener *l, struct kvp_zmq_sub *sub, uint64_t now)
+{
+	if (l->is_failed && now >= l->retry_ns) {
+		retry_later(l, now);
+		kvp_zmq_sub_retry(sub);
+	} else if (!l->is_failed && l->wait_ns && now > l->retry_ns + RETRY_MAX_NS) {
+		l->wait_ns = 0;
+	}
+}
+
 static void report(struct thread *t, struct listener *l, struct kvp_zmq_sub *sub)
 {
 	const struct kvp_zmq_stats *s = kvp_zmq_sub_stats(sub);
@@ -271,6 +308,8 @@ static void report(struct thread *t, struct listener *l, struct kvp_zmq_sub *sub
 	count_more(t, KVP_CTR_EV_GAPS, &seen->gaps, s->gaps);
 	count_more(t, KVP_CTR_EV_GAP_MISSING, &seen->missing, s->missing);
 	count_more(t, KVP_CTR_EV_REPLAYS, &seen->replays, s->replays);
+	count_more(t, KVP_CTR_EV_FETCHES, &seen->fetches, s->fetches);
+	count_more(t, KVP_CTR_EV_RETRIES, &seen->retries, s->retries);
 	count_more(t, KVP_CTR_EV_REPLAY_NONE, &seen->no_endpoint, s->no_endpoint);
 	count_more(t, KVP_CTR_EV_REPLAY_NONE, &seen->cooldown, s->cooldown);
 	count_more(t, KVP_CTR_EV_REPLY_DROPPED, &seen->replies_dropped, s->replies_dropped);
@@ -279,9 +318,10 @@ static void report(struct thread *t, struct listener *l, struct kvp_zmq_sub *sub
 			i == KVP_ZMQ_COMPLETE ? KVP_CTR_EV_REPLAY_COMPLETE : KVP_CTR_EV_REPLAY_INCOMPLETE,
 			&seen->incomplete[i], s->incomplete[i]);
 	uint32_t is_failed = kvp_zmq_sub_state(sub) == KVP_ZMQ_FAILED;
-	if (is_failed && !l->is_failed)
-		KVP_LOG_W("listener.failed", "worker=%llu rank=%u error=%s",
-			(unsigned long long)l->spec.worker_id, l->spec.dp_rank, kvp_zmq_sub_error(sub));
+	if (is_failed && !l->is_failed) {
+		tell_failure(l, kvp_zmq_sub_error(sub));
+		retry_later(l, kvp_clock_mono_ns());
+	}
 	gauge(t, KVP_CTR_EV_LISTENERS_FAILED, &l->is_failed, is_failed);
 	gauge(t, KVP_CTR_EV_LISTENERS_ACTIVE, &l->is_active, kvp_zmq_sub_state(sub) == KVP_ZMQ_ACTIVE);
 }
@@ -337,6 +377,7 @@ static void listener_add(struct thread *t, const struct kvp_idx_listen *spec)
 		.endpoint = spec->event,
 		.replay_endpoint = spec->replay,
 		.gate = KVP_ZMQ_GATE_OPEN,
+		.fetch = spec->fetch,
 		.ctx = l,
 		.on_batch = on_batch,
 		.on_reset = on_reset};
@@ -433,8 +474,10 @@ static void *thread_main(void *arg)
 		if (now < t->report_ns)
 			continue;
 		t->report_ns = now + REPORT_NS;
-		for (uint32_t i = 0; i < t->cnt; i++)
+		for (uint32_t i = 0; i < t->cnt; i++) {
 			report(t, t->listener[i], t->sub[i]);
+			mend(t->listener[i], t->sub[i], now);
+		}
 	}
 	mailbox_empty(t);
 	while (t->cnt)
@@ -528,21 +571,20 @@ static void thread_close(struct thread *t)
 	free(t->sub);
 }
 
-int kvp_idx_listeners_open(uint32_t threads, struct kvp_ctr_column_shm *ctr, void (*wake)(void *), void *ctx,
-	struct kvp_idx_listeners **out)
+int kvp_idx_listeners_open(const struct kvp_idx_listeners_cfg *cfg, struct kvp_idx_listeners **out)
 {
 	struct kvp_idx_listeners *l = calloc(1, sizeof(*l));
 	if (!l)
 		return KVP_ERR_SYS;
-	*l = (struct kvp_idx_listeners){.ctr = ctr, .wake = wake, .wake_ctx = ctx};
+	*l = (struct kvp_idx_listeners){.ctr = cfg->ctr, .cfg = *cfg};
 	static const enum kvp_ctr now[] = {
 		KVP_CTR_EV_LISTENERS, KVP_CTR_EV_LISTENERS_ACTIVE, KVP_CTR_EV_LISTENERS_FAILED};
 	for (size_t i = 0; i < sizeof(now) / sizeof(now[0]); i++)
-		kvp_ctr_set(ctr, now[i], 0); /* left by the process before */
-	l->thread = calloc(threads, sizeof(*l->thread));
+		kvp_ctr_set(l->ctr, now[i], 0); /* left by the process before */
+	l->thread = calloc(cfg->threads, sizeof(*l->thread));
 	l->zmq = kvp_zmq_ctx_new(SUB_MAX);
 	int rc = l->thread && l->zmq ? KVP_OK : KVP_ERR_SYS;
-	for (; !rc && l->thread_cnt < threads; l->thread_cnt++) {
+	for (; !rc && l->thread_cnt < cfg->threads; l->thread_cnt++) {
 		struct thread *t = &l->thread[l->thread_cnt];
 		rc = thread_open(l, t);
 		if (!rc && pthread_create(&t->tid, NULL, thread_main, t))

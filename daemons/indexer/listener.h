@@ -9,13 +9,15 @@
  *            was taken from the socket; the apply thread refuses what is outdated.
  * Lifetime   the process.
  * Crash      gone with the process; the next one opens all subscriptions anew at the kept marks.
- * Limits     a full ring stops the thread's reading; sockets buffer, then drop, then the gap is replayed.
- * Proved by  tests/s_events.t
+ * Limits     a full ring stops the thread's reading; sockets buffer, then drop, then the gap is replayed. A
+ *            listener that fails is tried again after 1 s, then twice as long each time up to a minute.
+ * Proved by  tests/t_events.c, tests/t_back_pressure.c, tests/s_events.t
  */
 #ifndef KVP_INDEXER_LISTENER_H
 #define KVP_INDEXER_LISTENER_H
 
 #include "daemons/indexer/ring.h"
+#include "ipc/zmq_sub.h"
 #include "shm/counter.h"
 
 struct kvp_idx_listeners;
@@ -28,12 +30,21 @@ struct kvp_idx_listen {	   /* what a listener is to do */
 	uint32_t block_size;
 	const char *event, *replay;	/* replay NULL = none; copied */
 	uint64_t applied_seq, live_seq; /* KVP_MARK_UNSET = unset */
+	enum kvp_zmq_fetch fetch;
 };
 
-/* kvp_idx_listeners_open starts `threads` decoder threads. wake(ctx) is called by them after they gave
- * the apply thread work. KVP_ERR_SYS. */
-int kvp_idx_listeners_open(uint32_t threads, struct kvp_ctr_column_shm *ctr, void (*wake)(void *), void *ctx,
-	struct kvp_idx_listeners **out);
+struct kvp_idx_listeners_cfg {
+	uint32_t threads; /* >= 1 */
+	struct kvp_ctr_column_shm *ctr;
+	/* Called by the decoder threads: they gave the apply thread work; a listener has failed (one line
+	 * of text without a number that changes). */
+	void (*wake)(void *ctx);
+	void (*failed)(void *ctx, const char *text);
+	void *ctx;
+};
+
+/* kvp_idx_listeners_open starts the decoder threads. KVP_ERR_SYS. */
+int kvp_idx_listeners_open(const struct kvp_idx_listeners_cfg *cfg, struct kvp_idx_listeners **out);
 /* kvp_idx_listeners_close stops and joins the threads. Rings are gone afterwards. */
 void kvp_idx_listeners_close(struct kvp_idx_listeners *l);
 

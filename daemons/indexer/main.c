@@ -46,6 +46,12 @@ static void wake_self(void *ctx)
 	kvp_wake(&d->boot, d->boot.slot);
 }
 
+static void listener_failed(void *ctx, const char *text)
+{
+	struct daemon *d = ctx;
+	kvp_boot_error(&d->boot, KVP_ERR_SYS, "listener", __LINE__, text);
+}
+
 /* -- start -- */
 
 /* Each subscription costs several descriptors. */
@@ -121,7 +127,12 @@ static int open_all(struct daemon *d)
 	rc = rc ? rc : kvp_idx_open(&d->idx, &r->cat, d->radix, &r->book, &d->mark, d->boot.ctr, &cfg);
 	if (!rc && cfg.events == KVP_WREC_EVENTS_ON) {
 		d->thread_cnt = c->eff.threads ? c->eff.threads : 1;
-		rc = kvp_idx_listeners_open(d->thread_cnt, d->boot.ctr, wake_self, d, &d->listeners);
+		struct kvp_idx_listeners_cfg lc = {.threads = d->thread_cnt,
+			.ctr = d->boot.ctr,
+			.wake = wake_self,
+			.failed = listener_failed,
+			.ctx = d};
+		rc = kvp_idx_listeners_open(&lc, &d->listeners);
 		d->idx.listeners = d->listeners;
 	}
 	rc = rc ? rc : kvp_idx_recover(&d->idx);

@@ -396,16 +396,7 @@ static void recover_ranks(struct kvp_idx *idx, struct kvp_cat_rank_info *held, u
 			is_owned[idx->worker[i].rank_slot[k]] = 1;
 	for (uint32_t i = 0; i < held_cnt; i++) {
 		uint32_t slot = held[i].rank_slot;
-		struct kvp_part_fixed fixed = {.key_salt = 0};
-		kvp_cat_part_get(&idx->cat.cat, held[i].part, &fixed);
-		idx->rank[slot] = (struct kvp_idx_rank){.worker_id = held[i].worker_id,
-			.part_salt = fixed.key_salt,
-			.rank_gen = held[i].rank_gen,
-			.dp_rank = held[i].dp_rank,
-			.index_slot = held[i].index_slot,
-			.index_gen = held[i].index_gen,
-			.part = held[i].part,
-			.worker_idx = held[i].worker_idx};
+		kvp_idx_rank_set(idx, &held[i]);
 		if (is_owned[slot]) {
 			kvp_rank_open(idx->book, slot, held[i].rank_gen);
 			uint64_t applied, live;
@@ -454,8 +445,10 @@ int kvp_idx_recover(struct kvp_idx *idx)
 			upsert(idx, info.role, &rec, KVP_IDX_RESUME);
 		kvp_wrec_free(&rec);
 	}
-	if (!rc)
+	if (!rc) {
 		idx->state = KVP_IDX_SERVING;
+		kvp_idx_index_waiting(idx);
+	}
 	for (uint32_t i = 0; !rc && i < kvp_cat_part_cnt(cat); i++)
 		kvp_idx_view_publish(idx, i);
 	kvp_idx_gauges(idx);

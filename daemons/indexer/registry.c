@@ -162,8 +162,9 @@ static void epoch_next(struct kvp_idx *idx)
 		kvp_idx_listeners_epoch(idx->listeners, idx->epoch);
 }
 
-static void rank_set(struct kvp_idx *idx, const struct kvp_cat_rank_info *info)
+void kvp_idx_rank_set(struct kvp_idx *idx, const struct kvp_cat_rank_info *info)
 {
+	idx->waiting_cnt += info->index_slot == KVP_INDEX_NONE;
 	struct kvp_part_fixed fixed = {.key_salt = 0};
 	kvp_cat_part_get(&idx->cat.cat, info->part, &fixed);
 	idx->rank[info->rank_slot] = (struct kvp_idx_rank){
@@ -195,7 +196,7 @@ int kvp_idx_rank_take(struct kvp_idx *idx, uint32_t worker_idx, uint64_t worker_
 	if (idx->mark)
 		kvp_mark_reset(idx->mark, info.rank_slot, info.rank_gen);
 	epoch_next(idx);
-	rank_set(idx, &info);
+	kvp_idx_rank_set(idx, &info);
 	*rank_slot = info.rank_slot;
 	return KVP_OK;
 }
@@ -216,6 +217,8 @@ void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot)
 	listener_drop(idx, rank_slot);
 	kvp_rank_close(idx->book, rank_slot, idx->rank[rank_slot].rank_gen);
 	KVP_POINT("indexer:rank_closed");
+	idx->rank[rank_slot].is_lost = 1;
+	idx->waiting_cnt -= idx->rank[rank_slot].index_slot == KVP_INDEX_NONE;
 	idx->lost[(idx->lost_head + idx->lost_cnt++) % idx->cat.cat.rank_max] = rank_slot;
 }
 
@@ -243,6 +246,7 @@ uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max)
 		kvp_cat_w_rank_drop(&idx->cat, slot);
 		memset(&idx->rank[slot], 0, sizeof(idx->rank[slot]));
 	}
+	kvp_idx_index_waiting(idx);
 	return idx->lost_cnt;
 }
 
@@ -281,7 +285,8 @@ static int listener_start(struct kvp_idx *idx, uint32_t rank_slot, enum kvp_idx_
 		.event = r->event,
 		.replay = r->replay,
 		.applied_seq = KVP_MARK_UNSET,
-		.live_seq = KVP_MARK_UNSET};
+		.live_seq = KVP_MARK_UNSET,
+		.fetch = how == KVP_IDX_FRESH ? KVP_ZMQ_FETCH_ON_GAP : KVP_ZMQ_FETCH_AT_ONCE};
 	if (how == KVP_IDX_RESUME && idx->mark)
 		kvp_mark_get(idx->mark, rank_slot, r->rank_gen, &spec.applied_seq, &spec.live_seq);
 	if (idx->listeners)
@@ -321,6 +326,43 @@ int kvp_idx_rank_listen(struct kvp_idx *idx, uint32_t rank_slot, const char *eve
 	return rc ? rc : listener_start(idx, rank_slot, how);
 }
 
+/* The listener of before is replaced, so what it has under way is refused and everything is fetched. */
+static void index_one(struct kvp_idx *idx, uint32_t rank_slot)
+{
+	struct kvp_idx_rank *r = &idx->rank[rank_slot];
+	struct kvp_cat_rank_info info;
+	if (kvp_cat_w_rank_index(&idx->cat, rank_slot, &info))
+		return;
+	KVP_POINT("indexer:index_taken");
+	r->index_slot = info.index_slot;
+	r->index_gen = info.index_gen;
+	idx->waiting_cnt--;
+	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_INDEXED, 1);
+	if (idx->mark)
+		kvp_mark_reset(idx->mark, rank_slot, r->rank_gen);
+	epoch_next(idx);
+	r->epoch = idx->epoch;
+	if (r->listener) {
+		if (idx->listeners)
+			kvp_idx_listen_stop(idx->listeners, rank_slot, r->listener);
+		r->listener = 0;
+		if (listener_start(idx, rank_slot, KVP_IDX_REFILL))
+			kvp_ctr_add(idx->ctr, KVP_CTR_IDX_LISTEN_FAILED, 1);
+	}
+	kvp_idx_view_publish(idx, r->part);
+}
+
+void kvp_idx_index_waiting(struct kvp_idx *idx)
+{
+	for (uint32_t i = 0; i < idx->cat.cat.rank_max && idx->waiting_cnt &&
+			     idx->cat.index_cnt < idx->cat.cat.index_max;
+		i++) {
+		const struct kvp_idx_rank *r = &idx->rank[i];
+		if (r->rank_gen && !r->is_lost && r->index_slot == KVP_INDEX_NONE)
+			index_one(idx, i);
+	}
+}
+
 void kvp_idx_gauges(struct kvp_idx *idx)
 {
 	uint32_t schedulable = 0;
@@ -332,4 +374,5 @@ void kvp_idx_gauges(struct kvp_idx *idx)
 	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_INDEXED, idx->cat.index_cnt);
 	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_PARTS, kvp_cat_part_cnt(&idx->cat.cat));
 	kvp_ctr_set(idx->ctr, KVP_CTR_IDX_RANK_LOST, idx->lost_cnt);
+	kvp_ctr_set(idx->ctr, KVP_CTR_IDX_RANK_WAITING, idx->waiting_cnt);
 }
