@@ -1,59 +1,118 @@
 #include "shm/radix_priv.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 /* Names are placed by the upper bits of their hash, so that growing is one sweep and a difference shows
  * without a look at the column. Removal shifts back: no tombstones. */
 #define ENTRY(hash, pos) (((hash)&0xffffffff00000000ULL) | ((uint64_t)(pos) + 1))
 #define ENTRY_POS(e) ((uint32_t)(e)-1)
 
-static uint64_t home(const struct kvp_radix_w *w, uint64_t e)
+/* While the map grows there are two: entries move from the old one to the new one a few at a time, in the
+ * order of their places, so that no single insertion pays for all of them. The places that were swept are a
+ * stretch of the old map that begins and ends in front of an empty place; hence an entry is in the new map if
+ * and only if its home in the old one was swept. */
+struct map {
+	uint64_t *t;
+	uint32_t log2;
+};
+/* places looked at for each insertion: it ends long before the next growth */
+#define SWEEP 8u
+#define PIECE (KVP_HUGE_PAGE / 8) /* places given back at a time */
+
+static struct map map_of(const struct kvp_radix_w *w, uint64_t hash)
 {
-	return e >> (64 - w->name_log2);
+	const struct kvp_radix_sweep *s = &w->name_sweep;
+	struct map m = {w->name, w->name_log2};
+	if (s->old) {
+		uint64_t at = ((hash >> (64 - s->log2)) - s->from) & ((1ULL << s->log2) - 1);
+		if (at >= s->done)
+			m = (struct map){s->old, s->log2};
+	}
+	return m;
+}
+
+static void insert(struct map m, uint64_t e)
+{
+	uint64_t i = e >> (64 - m.log2), mask = (1ULL << m.log2) - 1;
+	while (m.t[i])
+		i = (i + 1) & mask;
+	m.t[i] = e;
+}
+
+/* Gives a whole swept piece of the old map back. The first one stays: entries from the end may come to stand
+ * in it. */
+static void sweep_give_back(struct kvp_radix_sweep *s, uint64_t i)
+{
+	uint64_t piece = ((i - 1) & ((1ULL << s->log2) - 1)) / PIECE;
+	if (s->done >= PIECE && i % PIECE == 0 && piece != s->from / PIECE)
+		madvise(s->old + piece * PIECE, PIECE * 8, MADV_DONTNEED);
+}
+
+void kvp_radix_name_sweep(struct kvp_radix_w *w, uint64_t budget)
+{
+	struct kvp_radix_sweep *s = &w->name_sweep;
+	uint64_t cnt = 1ULL << s->log2;
+	struct map to = {w->name, w->name_log2};
+	while (s->old) {
+		uint64_t i = (s->from + s->done) & (cnt - 1), e = s->old[i];
+		if (!e && s->done >= cnt) {
+			kvp_radix_mem_put(s->old, cnt * sizeof(*s->old));
+			memset(s, 0, sizeof(*s));
+			return;
+		}
+		if (!e && !budget)
+			return;
+		if (e) {
+			s->old[i] = 0;
+			insert(to, e);
+		}
+		if (i % PIECE == 0)
+			sweep_give_back(s, i);
+		s->done++;
+		budget -= budget != 0;
+	}
 }
 
 static int grow(struct kvp_radix_w *w)
 {
-	uint64_t old_cnt = 1ULL << w->name_log2, *old = w->name;
-	uint64_t *t = kvp_radix_mem_get(old_cnt * 2 * sizeof(*t));
-	if (!t || w->name_log2 >= 31) {
-		kvp_radix_mem_put(t, old_cnt * 2 * sizeof(*t));
+	struct kvp_radix_sweep *s = &w->name_sweep;
+	kvp_radix_name_sweep(w, UINT64_MAX);
+	uint64_t cnt = 1ULL << w->name_log2, *t = kvp_radix_ahead_names(w, w->name_log2 + 1);
+	if (!t && w->name_log2 < 31)
+		t = kvp_radix_mem_get(cnt * 2 * sizeof(*t));
+	if (!t)
 		return KVP_ERR_SYS;
-	}
+	s->old = w->name;
+	s->log2 = w->name_log2;
+	s->from = s->done = 0;
+	while (s->old[s->from])
+		s->from++;
 	w->name = t;
 	w->name_log2++;
-	uint64_t mask = old_cnt * 2 - 1;
-	for (uint64_t i = 0; i < old_cnt; i++) {
-		if (!old[i])
-			continue;
-		uint64_t j = home(w, old[i]);
-		while (t[j])
-			j = (j + 1) & mask;
-		t[j] = old[i];
-	}
-	kvp_radix_mem_put(old, old_cnt * sizeof(*old));
 	return KVP_OK;
 }
 
-/* Index of the entry, or of the empty place that ends the search. Hash bits are compared first, then the
+/* The place of the entry, or the empty place that ends the search. Hash bits are compared first, then the
  * column. */
-static uint64_t seek(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix)
+static uint64_t *seek(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix)
 {
-	uint64_t h = kvp_radix_name_hash(w, ext, part_mix), mask = (1ULL << w->name_log2) - 1;
-	uint64_t i = h >> (64 - w->name_log2);
-	for (uint64_t e; (e = w->name[i]) != 0; i = (i + 1) & mask) {
+	uint64_t h = kvp_radix_name_hash(w, ext, part_mix);
+	struct map m = map_of(w, h);
+	uint64_t i = h >> (64 - m.log2), mask = (1ULL << m.log2) - 1;
+	for (uint64_t e; (e = m.t[i]) != 0; i = (i + 1) & mask) {
 		if ((e ^ h) >> 32)
 			continue;
 		uint32_t p = ENTRY_POS(e);
 		if (w->ext[p] == ext && w->run[kvp_radix_rid_at(w, p)].part_mix == part_mix)
 			break;
 	}
-	return i;
+	return &m.t[i];
 }
 
 uint32_t kvp_radix_name_get(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix)
 {
-	uint64_t e = w->name[seek(w, ext, part_mix)];
+	uint64_t e = *seek(w, ext, part_mix);
 	return e ? ENTRY_POS(e) : KVP_RADIX_NOPOS;
 }
 
@@ -61,33 +120,33 @@ int kvp_radix_name_put(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, u
 {
 	if (w->name_cnt * 5 >= (3ULL << w->name_log2) && grow(w) && w->name_cnt * 8 >= (7ULL << w->name_log2))
 		return KVP_ERR_FULL;
-	uint64_t h = kvp_radix_name_hash(w, ext, part_mix), mask = (1ULL << w->name_log2) - 1;
-	uint64_t i = h >> (64 - w->name_log2);
-	while (w->name[i])
-		i = (i + 1) & mask;
-	w->name[i] = ENTRY(h, pos);
+	if (w->name_sweep.old)
+		kvp_radix_name_sweep(w, SWEEP);
+	uint64_t h = kvp_radix_name_hash(w, ext, part_mix);
+	insert(map_of(w, h), ENTRY(h, pos));
 	w->name_cnt++;
 	return KVP_OK;
 }
 
 void kvp_radix_name_del(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t pos)
 {
-	uint64_t h = kvp_radix_name_hash(w, ext, part_mix), mask = (1ULL << w->name_log2) - 1;
-	uint64_t i = h >> (64 - w->name_log2), want = ENTRY(h, pos);
-	while (w->name[i] != want) {
-		if (!w->name[i])
+	uint64_t h = kvp_radix_name_hash(w, ext, part_mix), want = ENTRY(h, pos);
+	struct map m = map_of(w, h);
+	uint64_t i = h >> (64 - m.log2), mask = (1ULL << m.log2) - 1;
+	while (m.t[i] != want) {
+		if (!m.t[i])
 			return;
 		i = (i + 1) & mask;
 	}
 	w->name_cnt--;
-	for (uint64_t j = (i + 1) & mask; w->name[j]; j = (j + 1) & mask) {
-		uint64_t at = home(w, w->name[j]);
+	for (uint64_t j = (i + 1) & mask; m.t[j]; j = (j + 1) & mask) {
+		uint64_t at = m.t[j] >> (64 - m.log2);
 		if (((j - at) & mask) < ((j - i) & mask))
 			continue; /* would come to stand before its home */
-		w->name[i] = w->name[j];
+		m.t[i] = m.t[j];
 		i = j;
 	}
-	w->name[i] = 0;
+	m.t[i] = 0;
 }
 
 /* ---- aliases ---- */

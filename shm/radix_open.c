@@ -54,6 +54,7 @@ void kvp_radix_w_close(struct kvp_radix_w *w)
 	if (!w)
 		return;
 	kvp_radix_mem_put(w->name, 8ULL << w->name_log2);
+	kvp_radix_mem_put(w->name_sweep.old, 8ULL << w->name_sweep.log2);
 	kvp_radix_mem_put(w->alias_by_ext, 4ULL << w->alias_log2);
 	kvp_radix_mem_put(w->alias_by_pos, 4ULL << w->alias_log2);
 	kvp_radix_mem_put(w->col_use, w->geo.col_max / KVP_RADIX_COL_GRAN);

@@ -185,6 +185,12 @@ int kvp_radix_buddy_open(struct kvp_radix_buddy *b, uint32_t gran_max, uint32_t 
 void kvp_radix_buddy_close(struct kvp_radix_buddy *b);
 
 /* ---- writer ---- */
+#define KVP_HUGE_PAGE (2u << 20)
+struct kvp_radix_sweep { /* a map of names that is being replaced by one of twice the size */
+	uint64_t *old;	     /* NULL = none */
+	uint64_t from, done; /* first place swept, places swept */
+	uint32_t log2;
+};
 struct kvp_radix_w {
 	struct kvp_radix r;
 	struct kvp_radix_geo geo;
@@ -209,6 +215,8 @@ struct kvp_radix_w {
 	uint64_t *name;
 	uint32_t name_log2;
 	uint64_t name_cnt;
+	struct kvp_radix_sweep name_sweep;
+	struct kvp_radix_ahead *ahead; /* NULL: nobody touches memory ahead */
 	uint32_t *alias_by_ext, *alias_by_pos; /* + 1 */
 	uint32_t alias_log2;
 	struct kvp_radix_buddy colb, cutb;
@@ -286,10 +294,14 @@ static inline uint64_t kvp_radix_name_hash(const struct kvp_radix_w *w, uint64_t
 static inline void kvp_radix_name_prefetch(const struct kvp_radix_w *w, uint64_t hash)
 {
 	__builtin_prefetch(&w->name[hash >> (64 - w->name_log2)]);
+	if (w->name_sweep.old)
+		__builtin_prefetch(&w->name_sweep.old[hash >> (64 - w->name_sweep.log2)]);
 }
 uint32_t kvp_radix_name_get(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix);
 int kvp_radix_name_put(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t pos);
 void kvp_radix_name_del(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t pos);
+/* kvp_radix_name_sweep goes on with the growth of the map: at least budget places, to the next empty one. */
+void kvp_radix_name_sweep(struct kvp_radix_w *w, uint64_t budget);
 /* Position that the slot holds under ext, or KVP_RADIX_NOPOS. */
 uint32_t kvp_radix_name_of(const struct kvp_radix_w *w, uint32_t slot, uint64_t ext);
 uint32_t kvp_radix_alias_cnt(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos);
@@ -302,6 +314,9 @@ int kvp_radix_alias_link(struct kvp_radix_w *w, uint32_t alias1);
 uint32_t kvp_radix_alias_next(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos, uint32_t alias1);
 void *kvp_radix_mem_get(uint64_t bytes); /* zeroed, unreserved; NULL = none */
 void kvp_radix_mem_put(void *p, uint64_t bytes);
+
+/* radix_ahead.c: an empty map of names of this size that was touched before; NULL = none */
+uint64_t *kvp_radix_ahead_names(struct kvp_radix_w *w, uint32_t log2);
 
 /* radix_recover.c: rebuild everything that is not kept, from the headers and the private records */
 int kvp_radix_recover(struct kvp_radix_w *w, struct kvp_radix_report *rep);

@@ -17,6 +17,7 @@
 #include "ipc/http_server.h"
 #include "ipc/json_out.h"
 #include "ipc/loop.h"
+#include "shm/radix_ahead.h"
 
 #define KVP_HTTPD_CMD_TIMEOUT_NS (10ull * 1000000000ull) /* wait for the indexer's answer */
 #define KVP_HTTPD_ROWS_MAX 65536
@@ -44,6 +45,7 @@ struct kvp_httpd {
 	struct kvp_overlap_row *overlap_row; /* KVP_HTTPD_ROWS_MAX */
 	char *record;			     /* KVP_CAT_RECORD_MAX */
 	struct kvp_token token;
+	struct kvp_radix_touch touch; /* how much of the tree this process has mapped */
 	int signal_fd;
 	int draining;
 };

@@ -69,6 +69,9 @@ static void count_http(struct kvp_httpd *h)
 	h->seen = now;
 }
 
+#define TOUCH_BYTES (1u << 20)	      /* a beat: a tenth of a millisecond */
+#define TOUCH_FIRST_BYTES (256u << 20) /* before it serves */
+
 static void on_beat(void *ctx, struct kvp_timer *t)
 {
 	struct kvp_httpd *h = ctx;
@@ -79,6 +82,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_ctr_max(h->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	count_http(h);
 	kvp_httpd_poll_commands(h);
+	kvp_radix_touch(&h->boot.region->radix, &h->touch, TOUCH_BYTES);
 	kvp_token_refresh(&h->token); /* a file that is gone or broken for a moment changes nothing */
 	kvp_timer_set(h->loop, t, now_ns + h->boot.config->slot_beat_ms * 1000000, on_beat, h);
 }
@@ -176,6 +180,7 @@ int main(int argc, char **argv)
 		KVP_LOG_E("httpd.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));
 		return errno == EADDRINUSE || errno == EADDRNOTAVAIL ? KVP_EXIT_CONFIG : KVP_EXIT_AGAIN;
 	}
+	kvp_radix_touch(&h.boot.region->radix, &h.touch, TOUCH_FIRST_BYTES);
 	on_beat(&h, &h.beat);
 	kvp_boot_control(&h.boot, KVP_CTL_RUN);
 	KVP_LOG_I("httpd.run", "port=%u", kvp_http_server_port(h.api));

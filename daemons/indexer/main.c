@@ -14,6 +14,7 @@
 
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
+#include "daemons/indexer/ahead.h"
 #include "daemons/indexer/indexer.h"
 #include "daemons/indexer/listener.h"
 #include "shm/region.h"
@@ -34,6 +35,7 @@ struct daemon {
 	struct kvp_idx idx;
 	struct kvp_mark mark;
 	struct kvp_radix_w *radix;
+	struct kvp_idx_ahead ahead;
 	struct kvp_idx_listeners *listeners;
 	uint32_t thread_cnt, next_ring;
 	int signal_fd;
@@ -124,6 +126,10 @@ static int open_all(struct daemon *d)
 	raise_fd_limit();
 	int rc = open_signals(d);
 	rc = rc ? rc : open_tree(d);
+	if (!rc &&
+		kvp_idx_ahead_open(&d->ahead, d->radix,
+			c->huge_pages == KVP_HUGE_TRY ? KVP_RADIX_HUGE_TRY : KVP_RADIX_HUGE_OFF, d->boot.ctr))
+		KVP_LOG_W("indexer.ahead", "state=off errno=%d", errno);
 	rc = rc ? rc : kvp_idx_open(&d->idx, &r->cat, d->radix, &r->book, &d->mark, d->boot.ctr, &cfg);
 	if (!rc && cfg.events == KVP_WREC_EVENTS_ON) {
 		d->thread_cnt = c->eff.threads ? c->eff.threads : 1;
@@ -282,6 +288,8 @@ static void run(struct daemon *d)
 			kvp_idx_clear_some(&d->idx, 1);
 			done++;
 		}
+		if (done)
+			kvp_idx_ahead_note(&d->ahead);
 		timers(d, now);
 		now = kvp_clock_mono_ns();
 		kvp_ctr_max(d->boot.ctr, KVP_CTR_LOOP_MAX_NS, now - start);
@@ -320,6 +328,7 @@ int main(int argc, char **argv)
 	run(&d);
 	if (d.listeners)
 		kvp_idx_listeners_close(d.listeners);
+	kvp_idx_ahead_close(&d.ahead);
 	kvp_boot_control(&d.boot, KVP_CTL_HALT);
 	return KVP_EXIT_OK;
 }
