@@ -27,6 +27,7 @@ static struct kvp_geom g = { .slot_max = 16, .rank_max = 16384, .index_rank_max 
 	.salt = { 0x1234567890abcdefULL, 0xfedcba0987654321ULL } };
 static struct shared *sh;
 static void *mem;
+uint64_t miss_fx[16384]; /* cost of the blocks that a rank has not cached; all alike here */
 
 static uint64_t now_ns(void)
 {
@@ -41,24 +42,37 @@ static int by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+/* Cost as a selection has it: tokens not cached and live blocks, one block = 16 tokens; fixed point. */
+static inline uint64_t cost_of(struct kvp_load_view v, uint32_t r)
+{
+	uint64_t tok, blk;
+	kvp_load_peek(v, r, &tok, &blk);
+	return (tok << 16) + (blk >> 20) + miss_fx[r];
+}
+
+/* The cheapest of ranks first..end. */
+static uint64_t cheapest(const struct kvp_book *b, uint32_t first, uint32_t end, uint32_t *pick)
+{
+	struct kvp_load_view v = kvp_load_view(b);
+	uint64_t best = UINT64_MAX;
+#pragma GCC unroll 4
+	for (uint32_t r = first; r < end; r++) {
+		uint64_t c = cost_of(v, r);
+		if (__builtin_expect(c < best, 0)) {
+			best = c;
+			*pick = r;
+		}
+	}
+	return best;
+}
+
 /* The least loaded rank; start spreads ties. */
 static uint32_t scan(const struct kvp_book *b, uint32_t ranks, uint32_t start, struct kvp_load *best)
 {
-	uint32_t pick = 0;
-	uint64_t cost = UINT64_MAX;
-	for (uint32_t half = 0; half < 2; half++) {
-		uint32_t r = half ? 0 : start, end = half ? start : ranks;
-		for (; r < end; r++) {
-			struct kvp_load l;
-			kvp_load_read(b, r, &l);
-			uint64_t c =
-				(l.prefill_tok << 16) + (l.active_blk_fx >> 20); /* one block = 16 tokens */
-			if (c < cost) {
-				cost = c;
-				pick = r;
-			}
-		}
-	}
+	uint32_t pick = start, low = 0;
+	uint64_t cost = cheapest(b, start, ranks, &pick);
+	if (start && cheapest(b, 0, start, &low) < cost)
+		pick = low;
 	kvp_load_read(b, pick, best);
 	return pick;
 }

@@ -168,9 +168,13 @@ static inline uint64_t *book_state(const struct kvp_book *b, uint32_t idx)
 {
 	return &b->id[idx].p.lo;
 }
+static inline uint64_t *book_ctl_word(const struct kvp_book *b, uint32_t rank)
+{
+	return (uint64_t *)(void *)((char *)b->rank_ctl + (uint64_t)rank * b->ctl_stride);
+}
 static inline uint64_t book_ctl(const struct kvp_book *b, uint32_t rank)
 {
-	return kvp_ld_acq_u64(&b->rank[rank].ctl);
+	return kvp_ld_acq_u64(book_ctl_word(b, rank));
 }
 static inline uint32_t book_slot(const struct kvp_book *b)
 {

@@ -4,19 +4,20 @@
 #include <string.h>
 
 #define MAGIC 0x314b4f4f4250564bULL /* "KVPBOOK1" */
-#define LAYOUT 2
+#define LAYOUT 3
 #define REQ_BITS KVP_LOAD_REQ_BITS
 #define REQ_MAX ((1ULL << REQ_BITS) - 1)
 
 struct layout { /* offsets from the object's start */
-	uint64_t rank, id, resv, chunk, key, used, act, end;
+	uint64_t rank, ctl, id, resv, chunk, key, used, act, end;
 	uint64_t act_lines;
-	uint32_t id_cnt, chunk_cnt;
+	uint32_t id_cnt, chunk_cnt, rank_stride, ctl_stride;
 };
 
 static uint32_t layout_hash(void)
 {
-	const size_t w[] = { sizeof(struct kvp_bucket_shm), KVP_ACTIVE_RUN, ACT_USED_LINES,
+	const size_t w[] = { KVP_LOAD_PADDED_MAX, sizeof(struct kvp_bucket_shm), KVP_ACTIVE_RUN,
+		ACT_USED_LINES,
 		sizeof(struct kvp_book_hdr_shm), sizeof(struct kvp_rank_shm),
 		sizeof(struct kvp_resv_shm), sizeof(struct kvp_chunk_shm), offsetof(struct kvp_resv_shm, id),
 		offsetof(struct kvp_resv_shm, out_fx), offsetof(struct kvp_book_hdr_shm, live), ST_CNT,
@@ -45,7 +46,13 @@ static int layout_of(const struct kvp_geom *g, struct layout *l)
 	uint64_t runs = g->active_block_max / KVP_ACTIVE_RUN + 2ULL * g->resv_max;
 	l->act_lines = pow2_up(runs + runs / 3) / 4;
 	l->rank = KVP_PAGE;
-	l->id = kvp_align_up(l->rank + (uint64_t)g->rank_max * sizeof(struct kvp_rank_shm), KVP_PAGE);
+	int padded = g->rank_max <= KVP_LOAD_PADDED_MAX;
+	l->rank_stride = padded ? 64 : sizeof(struct kvp_rank_shm);
+	l->ctl_stride = padded ? 64 : 8;
+	l->ctl = l->rank + sizeof(struct kvp_rank_shm);
+	if (!padded)
+		l->ctl = kvp_align_up(l->rank + ((uint64_t)g->rank_max * l->rank_stride), KVP_PAGE);
+	l->id = kvp_align_up(l->ctl + ((uint64_t)g->rank_max * l->ctl_stride), KVP_PAGE);
 	l->resv = kvp_align_up(l->id + (uint64_t)l->id_cnt * sizeof(struct kvp_id_shm), KVP_PAGE);
 	l->chunk = kvp_align_up(l->resv + (uint64_t)l->id_cnt * sizeof(struct kvp_resv_shm), KVP_PAGE);
 	l->key = kvp_align_up(l->chunk + (uint64_t)l->chunk_cnt * sizeof(struct kvp_chunk_shm), KVP_PAGE);
@@ -93,6 +100,9 @@ int kvp_book_join(void *mem, const struct kvp_geom *g, struct kvp_book *out)
 	memset(out, 0, sizeof(*out));
 	out->hdr = h;
 	out->rank = (struct kvp_rank_shm *)(void *)(base + l.rank);
+	out->rank_ctl = (uint64_t *)(void *)(base + l.ctl);
+	out->rank_stride = l.rank_stride;
+	out->ctl_stride = l.ctl_stride;
 	out->id = (struct kvp_id_shm *)(void *)(base + l.id);
 	out->resv = (struct kvp_resv_shm *)(void *)(base + l.resv);
 	out->chunk = (struct kvp_chunk_shm *)(void *)(base + l.chunk);
@@ -229,7 +239,7 @@ enum book_apply book_apply(struct kvp_book *b, uint32_t idx, uint64_t s, uint64_
 	uint32_t rank = book_rank_of(b, e);
 	if (rank >= b->rank_max)
 		return APPLY_FENCED;
-	struct kvp_rank_shm *r = &b->rank[rank];
+	struct kvp_rank_shm *r = kvp_rank_at(b, rank);
 	int on_b = IS_IN(s, BASES_ON_B);
 	struct kvp_u128 *pair = &r->pair[on_b ? PAIR_B : PAIR_A];
 	uint64_t tag = tag_of(idx, s);
@@ -244,7 +254,7 @@ enum book_apply book_apply(struct kvp_book *b, uint32_t idx, uint64_t s, uint64_
 		if ((cur ^ s) & ~(uint64_t)FL_WANT)
 			return APPLY_MOVED;
 		/* After the state: a recount settles states before it writes the pair anew. */
-		uint64_t ctl = kvp_ld_acq_u64(&r->ctl);
+		uint64_t ctl = book_ctl(b, rank);
 		if (want ? ctl != want
 			 : CTL_STATE(ctl) != KVP_CTL_OPEN || CTL_GEN(ctl) != kvp_ld_rlx_u32(&e->rank_gen))
 			return APPLY_FENCED;
@@ -267,7 +277,7 @@ enum book_apply book_apply(struct kvp_book *b, uint32_t idx, uint64_t s, uint64_
 void book_fence(struct kvp_book *b, uint32_t rank, uint64_t tag, enum book_fence_load mode)
 {
 	for (int i = PAIR_A; i <= PAIR_B; i++) {
-		struct kvp_u128 *pair = &b->rank[rank].pair[i];
+		struct kvp_u128 *pair = &kvp_rank_at(b, rank)->pair[i];
 		struct kvp_u128 old = kvp_ld_u128(pair);
 		while (old.hi != tag) {
 			book_help(b, old.hi);
@@ -326,7 +336,7 @@ int kvp_rank_close(struct kvp_book *b, uint32_t rank_slot, uint32_t gen)
 {
 	if (rank_slot >= b->rank_max)
 		return KVP_ERR_INVAL;
-	uint64_t *w = &b->rank[rank_slot].ctl, r;
+	uint64_t *w = book_ctl_word(b, rank_slot), r;
 	do {
 		r = kvp_ld_acq_u64(w);
 		if (CTL_GEN(r) != gen)
@@ -343,7 +353,7 @@ int kvp_rank_open(struct kvp_book *b, uint32_t rank_slot, uint32_t gen)
 {
 	if (rank_slot >= b->rank_max || gen == 0)
 		return KVP_ERR_INVAL;
-	uint64_t *w = &b->rank[rank_slot].ctl, r = kvp_ld_acq_u64(w);
+	uint64_t *w = book_ctl_word(b, rank_slot), r = kvp_ld_acq_u64(w);
 	if (CTL_STATE(r) != KVP_CTL_CLOSED) {
 		if (CTL_GEN(r) == gen)
 			return KVP_OK;

@@ -1,9 +1,11 @@
 /* shm/load.h — the booking object, and the load of every rank that selections scan.
  *
  * Shape      One object, three parts joined together as struct kvp_book: loads (this header), active blocks
- *            (shm/active.h) and reservations (shm/resv.h). A rank is one cache line: two 16-byte pairs
+ *            (shm/active.h) and reservations (shm/resv.h). A rank is two 16-byte pairs
  *            A = {prefill tokens 40 bit | requests 24 bit, tag}, B = {active blocks 24.40 fixed point,
- *            tag}, and a control word {generation 32, count epoch 20, epochs of garbage 8, state 4}.
+ *            tag}, and a control word {generation 32, count epoch 20, epochs of garbage 8, state 4}: together
+ *            in a cache line where there are few ranks, so that bookers do not meet; else pairs and control
+ *            words in dense arrays, so that a scan reads little.
  * Truth      The reservations. Loads and active-block counts are a cache of them and can be recomputed.
  * Writers    Every booker, by 16-byte CAS; the control word: indexer (open, close) and the sweep (repair).
  * Readers    Every selection, lock-free, by plain loads.
@@ -31,11 +33,10 @@
 #define KVP_BLK_FX_ONE (1ULL << KVP_BLK_FX_SHIFT)    /* one block */
 #define KVP_LOAD_TOK_MAX ((1ULL << 40) - 1)          /* prefill tokens of a rank are clamped here */
 
-struct kvp_rank_shm {        /* for the booking modules and the inline readers below only */
+struct kvp_rank_shm { /* for the booking modules and the inline readers below only */
 	struct kvp_u128 pair[2]; /* lo = load, hi = tag; bookers, CAS; readers relaxed */
-	uint64_t ctl;            /* indexer and sweep, CAS; bookers acquire */
-	uint64_t pad[3];
-} __attribute__((aligned(64)));
+} __attribute__((aligned(32)));
+#define KVP_LOAD_PADDED_MAX 64 /* objects of so many rank slots keep each in a cache line of its own */
 #define KVP_RANK_PAIR_A 0 /* lo = prefill tokens << KVP_LOAD_REQ_BITS | requests */
 #define KVP_RANK_PAIR_B 1 /* lo = active blocks, fixed point */
 #define KVP_LOAD_REQ_BITS 24
@@ -50,7 +51,9 @@ struct kvp_bucket_shm;
  * thread. Fields are private to the booking modules. */
 struct kvp_book {
 	struct kvp_book_hdr_shm *hdr;
-	struct kvp_rank_shm *rank;
+	struct kvp_rank_shm *rank; /* use kvp_rank_at */
+	uint64_t *rank_ctl;        /* control words: indexer and sweep, CAS; bookers acquire */
+	uint32_t rank_stride, ctl_stride; /* from slot to slot, bytes */
 	struct kvp_id_shm *id;
 	struct kvp_resv_shm *resv;
 	struct kvp_chunk_shm *chunk;
@@ -91,6 +94,33 @@ struct kvp_load {
 	uint64_t version;       /* changes with every change of prefill_tok or requests */
 };
 
+static inline struct kvp_rank_shm *kvp_rank_at(const struct kvp_book *b, uint32_t rank_slot)
+{
+	return (struct kvp_rank_shm *)(void *)((char *)b->rank + (uint64_t)rank_slot * b->rank_stride);
+}
+
+/* What a loop over many ranks keeps in registers: shared words being volatile, a compiler reads the fields of
+ * a handle anew for every rank. */
+struct kvp_load_view {
+	const char *rank;
+	uint64_t stride;
+};
+static inline struct kvp_load_view kvp_load_view(const struct kvp_book *b)
+{
+	return (struct kvp_load_view){ (const char *)b->rank, b->rank_stride };
+}
+
+/* kvp_load_peek copies what costs are made of. rank_slot must be below rank_max; otherwise as
+ * kvp_load_read. */
+static inline void kvp_load_peek(struct kvp_load_view v, uint32_t rank_slot, uint64_t *prefill_tok,
+	uint64_t *active_blk_fx)
+{
+	const struct kvp_rank_shm *r =
+		(const struct kvp_rank_shm *)(const void *)(v.rank + rank_slot * v.stride);
+	*prefill_tok = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_A].lo) >> KVP_LOAD_REQ_BITS;
+	*active_blk_fx = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_B].lo);
+}
+
 /* kvp_load_read copies the load of a rank slot; a closed or out-of-range slot reads as zero load.
  *
  * errors  none. blocks no. who any reader. order: relaxed; the words may come from neighbouring instants,
@@ -99,7 +129,7 @@ struct kvp_load {
 static inline void kvp_load_read(const struct kvp_book *b, uint32_t rank_slot, struct kvp_load *l)
 {
 	static const struct kvp_rank_shm none;
-	const struct kvp_rank_shm *r = rank_slot < b->rank_max ? &b->rank[rank_slot] : &none;
+	const struct kvp_rank_shm *r = rank_slot < b->rank_max ? kvp_rank_at(b, rank_slot) : &none;
 	uint64_t a = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_A].lo);
 	l->prefill_tok = a >> KVP_LOAD_REQ_BITS;
 	l->requests = (uint32_t)(a & ((1u << KVP_LOAD_REQ_BITS) - 1));
@@ -111,7 +141,7 @@ static inline void kvp_load_read(const struct kvp_book *b, uint32_t rank_slot, s
 static inline void kvp_load_prefetch(const struct kvp_book *b, uint32_t rank_slot)
 {
 	if (rank_slot < b->rank_max)
-		__builtin_prefetch(&b->rank[rank_slot]);
+		__builtin_prefetch(kvp_rank_at(b, rank_slot));
 }
 
 /* kvp_load_blocks rounds half away from zero. Sums within 2^-27 below a half count as the half, because

@@ -89,7 +89,7 @@ static int count_all(struct kvp_book *b, uint32_t rank, uint64_t ctl, uint64_t s
 static int store_pairs(struct kvp_book *b, uint32_t rank, uint32_t epoch, const uint64_t sum[2])
 {
 	for (int i = PAIR_A; i <= PAIR_B; i++) {
-		struct kvp_u128 *p = &b->rank[rank].pair[i], old = kvp_ld_u128(p);
+		struct kvp_u128 *p = &kvp_rank_at(b, rank)->pair[i], old = kvp_ld_u128(p);
 		if (old.hi != tag_fence(epoch, FENCE_RECOUNT))
 			return 0;
 		struct kvp_u128 new = { sum[i], tag_fence(epoch, FENCE_COUNTED) };
@@ -113,7 +113,7 @@ static void recount_end(struct kvp_book *b, uint32_t rank, uint64_t ctl)
 	uint32_t gen = CTL_GEN(ctl);
 	purge_old(b, rank, ctl, PURGE_ALL);
 	KVP_POINT("book:recount_clean");
-	if (!kvp_cas_ar_u64(&b->rank[rank].ctl, ctl, CTL(gen, CTL_EPOCH(ctl), 0, KVP_CTL_OPEN)))
+	if (!kvp_cas_ar_u64(book_ctl_word(b, rank), ctl, CTL(gen, CTL_EPOCH(ctl), 0, KVP_CTL_OPEN)))
 		return;
 	KVP_POINT("book:recount_open");
 	for (uint32_t i = 0; i < b->id_cnt; i++) {
@@ -129,7 +129,7 @@ static void recount_end(struct kvp_book *b, uint32_t rank, uint64_t ctl)
  * with the weights of the last complete one; cleaning just goes on. */
 static void recount(struct kvp_book *b, uint32_t rank)
 {
-	uint64_t *w = &b->rank[rank].ctl, r, n;
+	uint64_t *w = book_ctl_word(b, rank), r, n;
 	for (;;) {
 		r = kvp_ld_acq_u64(w);
 		if (CTL_STATE(r) == KVP_CTL_CLOSED)
@@ -206,7 +206,7 @@ static void sweep_booking(struct sweep *w, uint32_t idx, uint64_t s)
 	switch (S_BASE(s)) {
 	case ST_BOOK_A:
 	case ST_BOOK_A0:
-		book_help(b, kvp_ld_u128(&b->rank[rank].pair[PAIR_A]).hi);
+		book_help(b, kvp_ld_u128(&kvp_rank_at(b, rank)->pair[PAIR_A]).hi);
 		if (kvp_ld_acq_u64(book_state(b, idx)) == s)
 			sweep_claim(w, idx); /* never applied, and nobody else applies it */
 		break;

@@ -212,7 +212,7 @@ int main(void)
 	const char *s = getenv("KVP_TORTURE_S");
 	uint64_t seconds = s ? strtoull(s, NULL, 10) : 2;
 	rnd_seed();
-	fixture_make(&f, RANKS, 64, 4096);
+	fixture_make(&f, KVP_LOAD_PADDED_MAX + 1, 64, 4096);
 	kvp_book_attach(&f.b, KVP_OWNER(9, 1), NULL);
 	sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	for (uint32_t r = 0; r < RANKS; r++)
