@@ -96,14 +96,14 @@ static int head_done(struct kvp_http_in *in)
 		return fail(in, 400, "repeated Host");
 	rc = kvp_http_head_framing(h, &in->framing, &in->length);
 	if (rc == KVP_ERR_INVAL)
-		return fail(in, 501, "transfer coding not implemented");
+		return fail(in, 501, "transfer coding not supported");
 	if (rc)
 		return fail(in, 400, "contradictory or malformed message length");
 	r->method = method_of(h->method);
 	r->is_head = h->method == HTTP_HEAD;
 	r->minor = h->minor;
 	if (h->method == HTTP_CONNECT)
-		return fail(in, 501, "method not implemented");
+		return fail(in, 501, "method not supported");
 	if (target_split(r, h->raw.p + h->url, h->url_len))
 		return fail(in, 400, "malformed request target");
 	const char *expect = kvp_http_head_find(h, "expect", &len, NULL);
