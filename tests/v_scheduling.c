@@ -5,7 +5,8 @@
  *
  * Kinds of other modules: booking_sequence, deep_chain (bookings); config_start (tests/t_config.c);
  * queue_admission, queue_order, best_cached, busy_worker_ratio, policy_limits, policy_yaml, drr, refresh
- * (queue); prefill_decay, expiry, conditional_disagg. The last test names every kind that is in neither list.
+ * (tests/v_policy.c); prefill_decay, expiry, conditional_disagg. The last test names every kind that is in
+ * neither list.
  */
 #include "daemons/common/config.h"
 #include "shm/score.h"

@@ -1,9 +1,12 @@
 #include "daemons/common/config_priv.h"
+#include "daemons/common/policy_file.h"
 
 #include <kvpick/err.h>
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define METRICS_PORT_EPP 9090
 #define PREFILL_RESPONSE_BYTES 1048576
@@ -166,6 +169,23 @@ static void cross_node(const struct kvp_config *c, struct kvp_config_err *err)
 	cross_listeners(c, err);
 }
 
+/* The whole policy file is read, so that a node with a broken one does not start. */
+static void cross_policy_file(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	struct kvp_policy policy;
+	struct kvp_policy_err why = {"out of memory"};
+	if (!c->policy_config[0] || access(c->policy_config, R_OK) != 0)
+		return; /* a file that can't be read is reported where the value is checked */
+	struct kvp_policy_profile *single = malloc(sizeof(*single));
+	if (single)
+		kvp_policy_single(single, KVP_ORDER_FCFS, NAN);
+	if (!single || kvp_policy_load(c->policy_config, single, &policy, &why) != KVP_OK)
+		kvp_cfg_error(err, "DYN_ROUTER_POLICY_CONFIG=\"%.200s\": %s", c->policy_config, why.text);
+	else
+		kvp_policy_drop(&policy);
+	free(single);
+}
+
 static void cross_scheduling(const struct kvp_config *c, struct kvp_config_err *err)
 {
 	if (kvp_config_has(c->predicted_ttl_secs) && !c->use_kv_events)
@@ -173,6 +193,7 @@ static void cross_scheduling(const struct kvp_config *c, struct kvp_config_err *
 	if (c->approximate_cache_policy == KVP_APPROX_LRU && c->use_kv_events)
 		kvp_cfg_error(err,
 			"DYN_ROUTER_APPROXIMATE_CACHE_POLICY=lru requires DYN_ROUTER_USE_KV_EVENTS=false");
+	cross_policy_file(c, err);
 	if (c->track_output_blocks && !c->track_active_blocks)
 		kvp_cfg_error(
 			err, "DYN_ROUTER_TRACK_OUTPUT_BLOCKS requires DYN_ROUTER_TRACK_ACTIVE_BLOCKS=true");
