@@ -293,6 +293,20 @@ static void test_clamp(void)
 	is_u64(load(0).prefill_tok + load(0).requests, 0, "and without a borrow on the way back");
 }
 
+/* A check costs no memory for what was never used. */
+static void test_check_touches_little(void)
+{
+	static unsigned char in[1u << 16];
+	fixture_make(&f, 128, 4096, 4194304);
+	uint64_t faults = kvp_book_check(&f.b), pages = f.bytes / KVP_PAGE, resident = 0;
+	ok(pages <= sizeof(in) && mincore(f.mem, f.bytes, in) == 0, "residence of %" PRIu64 " pages", pages);
+	for (uint64_t i = 0; i < pages && i < sizeof(in); i++)
+		resident += in[i] & 1;
+	is_u64(faults, 0, "an empty table has no faults");
+	ok(resident < 1024, "and its check touches few of its pages (%" PRIu64 ")", resident);
+	fixture_drop(&f);
+}
+
 int main(void)
 {
 	test_lifecycle();
@@ -311,5 +325,6 @@ int main(void)
 	is_u64(kvp_load_blocks(&(struct kvp_load){.active_blk_fx = UINT64_MAX}), (1u << 24) - 1,
 		"no overflow in rounding");
 	fixture_drop(&f);
+	test_check_touches_little();
 	return done();
 }
