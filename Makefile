@@ -79,7 +79,7 @@ SCRIPTS :=
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check torture fuzz bench lint run deps install clean help
+.PHONY: all lib tests benches test check torture fuzz bench bench-scale lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -112,7 +112,9 @@ $(B)/tests/t_sim_%: $(B)/tests/t_sim_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/t_load_%: $(B)/tests/t_load_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
-$(B)/tests/% $(B)/bench/%: $(B)/$$(subst $(B)/,,$$@).c.o $(LINK)
+$(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(LINK)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
@@ -128,6 +130,10 @@ check: test
 run: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS)
 	KVP_BUILD_DIR=$(B) TRACE='$(TRACE)' SCALE='$(SCALE)' LOAD_ARGS='$(LOAD_ARGS)' deploy/run-demo.sh
+# Every bar with its value: bench about 5 minutes; bench-scale for 1 to 3 readers and growing trees.
+bench bench-scale: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) benches $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
+	KVP_BUILD_DIR=$(B) bench/bars.py $(if $(filter bench-scale,$@),--scale,--raw) $(BENCH_ARGS)
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
 # Coverage-guided fuzzing of every parser of outside bytes, FUZZ_SECONDS each (needs clang).
@@ -148,6 +154,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | test | lint | bench | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | test | lint | bench | bench-scale | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,5 +1,6 @@
 /* Booking: scan of all ranks + claim + book + prefill done + free, for growing numbers of ranks, with and
- * without prompt blocks, one and two processes. One line a case; medians of five runs.
+ * without prompt blocks, one and two processes. One line a case; medians of five runs. cycles_cpu_s: a second
+ * of the processes' own processor time, which other load on the machine does not change.
  *   make BUILD=release build/release/bench/b_book && build/release/bench/b_book */
 #include "shm/sweep.h"
 
@@ -18,7 +19,7 @@
 
 struct shared {
 	uint64_t go, ready;
-	uint64_t p50[RUNS][2], p99[RUNS][2], rate[RUNS][2], book50[RUNS][2], book99[RUNS][2];
+	uint64_t p50[RUNS][2], p99[RUNS][2], rate[RUNS][2], cpu[RUNS][2], book50[RUNS][2], book99[RUNS][2];
 	uint64_t stale[RUNS][2];
 };
 
@@ -28,6 +29,13 @@ static struct kvp_geom g = { .slot_max = 16, .rank_max = 16384, .index_rank_max 
 static struct shared *sh;
 static void *mem;
 uint64_t miss_fx[16384]; /* cost of the blocks that a rank has not cached; all alike here */
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
 
 static uint64_t now_ns(void)
 {
@@ -106,7 +114,7 @@ static void cycle_run(uint32_t proc, uint32_t run, uint32_t ranks, uint32_t bloc
 	kvp_faa_ar_u64(&sh->ready, 1);
 	while (!kvp_ld_acq_u64(&sh->go))
 		sched_yield();
-	uint64_t begin = now_ns();
+	uint64_t begin = now_ns(), cpu = cpu_ns();
 	for (uint32_t i = 0; i < ops; i++) {
 		uint64_t h, was = held[i % 8];
 		for (uint32_t k = 0; k < blocks; k++)
@@ -126,6 +134,7 @@ static void cycle_run(uint32_t proc, uint32_t run, uint32_t ranks, uint32_t bloc
 		lat[i] = t2 - t0;
 	}
 	uint64_t end = now_ns();
+	cpu = cpu_ns() - cpu;
 	for (uint32_t i = 0; i < 8; i++)
 		kvp_resv_free(&b, held[i]);
 	qsort(lat, ops, sizeof(lat[0]), by_value);
@@ -135,6 +144,7 @@ static void cycle_run(uint32_t proc, uint32_t run, uint32_t ranks, uint32_t bloc
 	sh->book50[run][proc] = book[ops / 2];
 	sh->book99[run][proc] = book[ops / 100 * 99];
 	sh->rate[run][proc] = (uint64_t)ops * 1000000000u / (end - begin);
+	sh->cpu[run][proc] = (uint64_t)ops * 1000000000u / cpu;
 	sh->stale[run][proc] = again * 10000 / ops;
 }
 
@@ -167,11 +177,11 @@ static void cycle(struct kvp_book *b, uint32_t ranks, uint32_t blocks, uint32_t 
 			;
 	}
 	printf("bench=book.cycle ranks=%u blocks=%u procs=%u p50_ns=%" PRIu64 " p99_ns=%" PRIu64
-	       " cycles_s=%" PRIu64 " select_reserve_p50_ns=%" PRIu64 " select_reserve_p99_ns=%" PRIu64
-	       " again_per_10k=%" PRIu64 "\n",
+	       " cycles_s=%" PRIu64 " cycles_cpu_s=%" PRIu64
+	       " select_reserve_p50_ns=%" PRIu64 " select_reserve_p99_ns=%" PRIu64 " again_per_10k=%" PRIu64 "\n",
 		ranks, blocks, procs, median(sh->p50, procs, 0), median(sh->p99, procs, 0),
-		median(sh->rate, procs, 1), median(sh->book50, procs, 0), median(sh->book99, procs, 0),
-		median(sh->stale, procs, 0));
+		median(sh->rate, procs, 1), median(sh->cpu, procs, 1),
+		median(sh->book50, procs, 0), median(sh->book99, procs, 0), median(sh->stale, procs, 0));
 	fflush(stdout);
 	if (kvp_book_check(b))
 		abort();

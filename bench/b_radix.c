@@ -1,115 +1,41 @@
-/* Lookups and updates of the KV radix tree.
- *   b_radix [blocks, default 1000000] [slots: 64, 256, 1024 or 4096, default 64]
- * Data: equal shares of blocks in chains of 64, 512, 1024 and 4608; 16 chains share their first 16 blocks;
- * each chain has one to three holders of all of it and one or two of a part. Hashes of the queried prompt are
- * hot, the index is as cold as its size makes it. Key chains are computed inside the lookup. */
-#include "shm/radix_ahead.h"
+/* The tree at its limits: what each bar of the tree is measured with, all in one build of it.
+ *   b_radix [blocks 1000000] [slots 64] [readers 2] [lookup]
+ * lookup: only build, lookups, churn, rates and memory.
+ * The data is bench/chains.h. Hashes of the queried prompt are hot, the index is as cold as its size makes
+ * it. Key chains are computed inside the lookup; given_ns is p50 less what the key chain of the prompt costs
+ * alone. Rates are lookups a second of processor time. Medians of 5. */
+#include "bench/chains.h"
 #include "shm/radix_priv.h"
 
 #include <pthread.h>
-#include <semaphore.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
+#include <sys/wait.h>
 
-#define SAMPLES 4000
+#define SAMPLES 3000
 #define REPEATS 5
-#define CHASE_BYTES (512ULL << 20)
+#define READERS_MAX 8
+#define RATE_NS 100000000ull
+#define POOL_BYTES (16u << 20)
+#define HOT_CHAINS 32
+
+enum kind { FULL, HALF, MISS };
+static const char *const kind_name[] = {"full", "half", "miss"};
+static const struct {
+	uint32_t blk, kind;
+} depth[3] = {{32, 0}, {512, 1}, {4096, 3}};
 
 static struct kvp_geom geom;
 static struct kvp_radix radix;
 static struct kvp_radix_w *writer;
+static void *pub, *priv;
+static int pub_fd, priv_fd;
 static struct kvp_radix_match *match;
-static uint64_t local[8192], ext[8192];
-static uint64_t rng = 88172645463325252ULL;
-static uint64_t clock_cost;
-
-static uint64_t mix(uint64_t x)
-{
-	x += 0x9e3779b97f4a7c15ULL;
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-	return x ^ (x >> 31);
-}
+static uint64_t local[8192], ext[8192], blocks, clock_ns, rng = 88172645463325252ULL, next_id = 1000;
+static uint64_t sink;
+static cpu_set_t cpus;
 
 static uint64_t rnd(void)
 {
-	return mix(rng++);
-}
-
-static uint64_t now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* Time on the processor: tells what the work costs when others use the machine. */
-static uint64_t cpu_now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void *map(uint64_t bytes)
-{
-	int fd = memfd_create("b", 0);
-	if (fd < 0 || ftruncate(fd, (off_t)bytes))
-		exit(1);
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-	close(fd);
-	if (p == MAP_FAILED)
-		exit(1);
-	return p;
-}
-
-/* Kind k of chain c: blocks 0..15 are those of its group. */
-static const uint32_t chain_len[4] = {64, 512, 1024, 4608};
-static uint32_t chain_cnt[4];
-
-static void chain(uint32_t k, uint32_t c, uint32_t n)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		uint64_t who = i < 16 ? (uint64_t)(1 + c / 16) << 8 : ((uint64_t)c << 20) + 0x100000000000ULL;
-		local[i] = mix(who + ((uint64_t)k << 56) + i);
-		ext[i] = mix(local[i] ^ 0x55);
-	}
-}
-
-/* The indexer's helper: touches memory before the writer does. */
-static struct kvp_radix_ahead *ahead;
-static sem_t ahead_wake;
-static volatile int ahead_end;
-
-static void *helper(void *arg)
-{
-	(void)arg;
-	while (sem_wait(&ahead_wake) == 0 && !ahead_end)
-		kvp_radix_ahead_run(ahead);
-	return NULL;
-}
-
-static void wake_helper(void)
-{
-	int v = 0;
-	if (ahead && kvp_radix_ahead_due(ahead) && sem_getvalue(&ahead_wake, &v) == 0 && v == 0)
-		sem_post(&ahead_wake);
-}
-
-static void put(uint32_t slot, uint32_t from, uint32_t n, uint32_t batch)
-{
-	for (uint32_t i = from; i < n; i += batch) {
-		uint32_t m = n - i < batch ? n - i : batch;
-		if (kvp_radix_store(writer, slot, 1, i ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, i ? ext[i - 1] : 0,
-			    m, local + i, ext + i, NULL)) {
-			fprintf(stderr, "store failed\n");
-			exit(1);
-		}
-	}
+	return bench_mix(rng++);
 }
 
 static uint32_t some_slot(void)
@@ -117,276 +43,559 @@ static uint32_t some_slot(void)
 	return (uint32_t)(rnd() % (geom.index_rank_max - 2));
 }
 
-static void build(uint64_t blocks)
+static void must(int rc, const char *what)
 {
-	uint64_t fresh = 0, fresh_ns = 0, fresh_cpu = 0, joined = 0, joined_ns = 0;
-	for (uint32_t k = 0; k < 4; k++) {
-		chain_cnt[k] = (uint32_t)(blocks / 4 / chain_len[k]) + 1;
-		for (uint32_t c = 0; c < chain_cnt[k]; c++) {
-			uint32_t n = chain_len[k];
-			chain(k, c, n);
-			uint64_t t = now(), c0 = cpu_now();
-			put(some_slot(), 0, n, 64);
-			wake_helper();
-			fresh_cpu += cpu_now() - c0;
-			fresh_ns += now() - t;
-			fresh += n;
-			uint32_t full = (uint32_t)(rnd() % 3), part = 1 + (uint32_t)(rnd() % 2);
-			t = now();
-			for (uint32_t h = 0; h < full; h++, joined += n)
-				put(some_slot(), 0, n, 64);
-			for (uint32_t h = 0; h < part; h++) {
-				uint32_t cut = 1 + (uint32_t)(rnd() % (n - 1));
-				put(some_slot(), 0, cut, 64);
-				joined += cut;
-			}
-			joined_ns += now() - t;
+	if (rc) {
+		fprintf(stderr, "b_radix: %s: %s\n", what, kvp_strerror(rc));
+		exit(1);
+	}
+}
+
+static uint64_t resident_bytes(void)
+{
+	char line[256];
+	unsigned long long kib = 0;
+	FILE *f = fopen("/proc/self/status", "re");
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "RssAnon: %llu", &kib) == 1)
+			break;
+	if (f)
+		fclose(f);
+	return kib * 1024;
+}
+
+/* -- build -- */
+
+struct slice {
+	uint64_t fresh, fresh_ns, joined, joined_ns;
+};
+
+static void store_chain(uint32_t kind, uint64_t c, struct slice *s)
+{
+	uint32_t n = chain_blk[kind], full = (uint32_t)(rnd() % 3), part = 1 + (uint32_t)(rnd() % 2);
+	chain_make(kind, c, n, local, ext);
+	uint64_t t = bench_cpu_ns();
+	must(chain_store(writer, some_slot(), n, 64, local, ext), "store");
+	uint64_t mid = bench_cpu_ns();
+	for (uint32_t h = 0; h < full + part; h++) {
+		uint32_t cut = h < full ? n : 1 + (uint32_t)(rnd() % (n - 1));
+		must(chain_store(writer, some_slot(), cut, 64, local, ext), "join");
+		s->joined += cut;
+	}
+	s->joined_ns += bench_cpu_ns() - mid;
+	s->fresh_ns += mid - t;
+	s->fresh += n;
+}
+
+/* Chains of all kinds in five equal slices, so that the medians are over trees of growing size. */
+static void build(void)
+{
+	double fresh[REPEATS], join[REPEATS];
+	uint64_t total = 0;
+	for (uint32_t i = 0; i < REPEATS; i++) {
+		struct slice s = {0};
+		for (uint32_t kind = 0; kind < CHAIN_KINDS; kind++) {
+			uint64_t cnt = chain_cnt(blocks, kind);
+			for (uint64_t c = cnt * i / REPEATS; c < cnt * (i + 1) / REPEATS; c++)
+				store_chain(kind, c, &s);
 		}
+		fresh[i] = s.fresh ? (double)s.fresh_ns / (double)s.fresh : 0;
+		join[i] = s.joined ? (double)s.joined_ns / (double)s.joined : 0;
+		total += s.fresh;
 	}
-	printf("bench=radix.store blocks=%llu batch=64 ns_blk=%.1f cpu_ns_blk=%.1f\n",
-		(unsigned long long)fresh, (double)fresh_ns / (double)fresh,
-		(double)fresh_cpu / (double)fresh);
-	printf("bench=radix.join blocks=%llu batch=64 ns_blk=%.1f\n", (unsigned long long)joined,
-		(double)joined_ns / (double)joined);
+	printf("bench=radix.build blocks=%" PRIu64 " batch=64 new_ns_blk=%.1f join_ns_blk=%.1f\n", total,
+		bench_median(fresh, REPEATS), bench_median(join, REPEATS));
 }
 
-/* Calibration: a dependent random load over 512 MiB, and a step of the key chain. */
-static double calibrate(double *chain_ns)
+static void memory(uint64_t anon_before)
 {
-	uint64_t n = CHASE_BYTES / 64, *p = map(CHASE_BYTES);
-	for (uint64_t i = 0; i < n; i++)
-		p[i * 8] = i;
-	for (uint64_t i = n - 1; i > 0; i--) {
-		uint64_t j = rnd() % i, x = p[i * 8];
-		p[i * 8] = p[j * 8];
-		p[j * 8] = x;
-	}
-	uint64_t at = 0, steps = 2000000, t = now();
-	for (uint64_t i = 0; i < steps; i++)
-		at = p[at * 8];
-	double m = (double)(now() - t) / (double)steps;
-	uint64_t k = at;
-	t = now();
-	for (uint64_t i = 0; i < 20000000; i++)
-		k = kvp_radix_step(radix.key_salt, k, local[i & 1023]);
-	*chain_ns = (double)(now() - t) / 20000000.0;
-	if (k == 42)
-		printf("# unlikely\n");
-	munmap(p, CHASE_BYTES);
-	uint64_t best = UINT64_MAX;
-	for (int i = 0; i < 1000; i++) {
-		t = now();
-		uint64_t d = now() - t;
-		best = d < best ? d : best;
-	}
-	clock_cost = best;
-	return m;
+	struct kvp_radix_stats st;
+	kvp_radix_stats(&radix, &st);
+	double n = (double)st.blocks;
+	uint64_t used = st.col_used_words * 8 + st.cut_used_words * 4 + st.table_slots * radix.hdr_bytes;
+	printf("bench=radix.memory blocks=%" PRIu64 " runs=%" PRIu64 " table_slots=%" PRIu64 " hdr_bytes=%u "
+	       "region_bytes_blk=%.1f touched_bytes_blk=%.1f private_bytes_blk=%.1f "
+	       "private_segment_bytes_blk=%.1f\n",
+		st.blocks, st.runs, st.table_slots, radix.hdr_bytes, (double)used / n,
+		(double)bench_used_bytes(pub_fd) / n,
+		(double)(bench_used_bytes(priv_fd) + resident_bytes() - anon_before) / n,
+		(double)bench_used_bytes(priv_fd) / n);
 }
 
-static int by_size(const void *a, const void *b)
+/* -- lookups one at a time -- */
+
+static void prompt(int d, enum kind kind)
 {
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-	return x < y ? -1 : x > y;
+	uint32_t n = depth[d].blk, known = kind == FULL ? n : kind == HALF ? n / 2 : 0;
+	for (uint32_t j = known; j < n; j++)
+		local[j] = rnd();
+	chain_make(depth[d].kind, rnd() % chain_cnt(blocks, depth[d].kind), known, local, NULL);
+	/* what a walk reads first is as hot as it would be */
+	for (uint32_t j = 0; j < KVP_RADIX_CHUNK_BLK; j++)
+		sink += local[j];
 }
 
-enum kind { FULL, HALF, MISS };
-static const char *const kind_name[] = {"full", "half", "miss"};
+static double keys_ns(uint32_t n)
+{
+	double v[REPEATS];
+	for (int rep = 0; rep < REPEATS; rep++) {
+		uint64_t k = 1, times = 400000 / n + 1, t = bench_now_ns();
+		for (uint64_t x = 0; x < times; x++)
+			for (uint32_t i = 0; i < n; i++)
+				k = kvp_radix_step(radix.key_salt, k, local[i]);
+		v[rep] = (double)(bench_now_ns() - t) / (double)times;
+		sink += k;
+	}
+	return bench_median(v, REPEATS);
+}
 
-/* One case: the median over the repeats of p50 and p99. */
-static void lookups(uint32_t n, enum kind kind, uint32_t k, double m, const char *beside)
+static void lookups(int d, enum kind kind, const char *name)
 {
 	static uint64_t ns[SAMPLES];
-	uint64_t p50[REPEATS], p99[REPEATS], retries = 0, wrong = 0;
+	uint32_t n = depth[d].blk, want = kind == FULL ? n : kind == HALF ? n / 2 : 0;
+	double p50[REPEATS], p99[REPEATS];
+	uint64_t retries = 0, wrong = 0;
 	for (int rep = 0; rep < REPEATS; rep++) {
 		for (int i = 0; i < SAMPLES; i++) {
-			chain(k, (uint32_t)(rnd() % chain_cnt[k]), n);
-			if (kind != FULL)
-				for (uint32_t j = kind == HALF ? n / 2 : 0; j < n; j++)
-					local[j] = rnd();
-			struct kvp_radix_query q = {1, local, n, n, NULL, NULL};
-			uint64_t t = now();
+			prompt(d, kind);
+			struct kvp_radix_query q = {CHAIN_PART, local, n, n, NULL, NULL};
+			uint64_t t = bench_now_ns();
 			kvp_radix_find(&radix, &q, match);
-			uint64_t d = now() - t;
-			ns[i] = d > clock_cost ? d - clock_cost : 0;
+			t = bench_now_ns() - t;
+			ns[i] = t > clock_ns ? t - clock_ns : 0;
 			retries += match->retries;
-			wrong += match->longest != (kind == FULL ? n : kind == HALF ? n / 2 : 0);
+			wrong += match->longest != want;
 		}
-		qsort(ns, SAMPLES, sizeof(ns[0]), by_size);
-		p50[rep] = ns[SAMPLES / 2];
-		p99[rep] = ns[SAMPLES * 99 / 100];
+		qsort(ns, SAMPLES, sizeof(ns[0]), bench_cmp_u64);
+		p50[rep] = (double)ns[SAMPLES / 2];
+		p99[rep] = (double)ns[SAMPLES * 99 / 100];
 	}
-	qsort(p50, REPEATS, sizeof(p50[0]), by_size);
-	qsort(p99, REPEATS, sizeof(p99[0]), by_size);
-	double mid = (double)p50[REPEATS / 2];
-	printf("bench=radix.find%s depth=%u kind=%s p50_ns=%.0f p99_ns=%llu ns_blk=%.2f in_M=%.2f "
-	       "retries=%llu "
-	       "wrong=%llu\n",
-		beside, n, kind_name[kind], mid, (unsigned long long)p99[REPEATS / 2], mid / n, mid / m,
-		(unsigned long long)retries, (unsigned long long)wrong);
+	double mid = bench_median(p50, REPEATS), keys = keys_ns(want ? want : n < 64 ? n : 64);
+	printf("bench=radix.%s depth=%u kind=%s p50_ns=%.0f p99_ns=%.0f given_ns=%.0f keys_ns=%.0f "
+	       "ns_blk=%.2f "
+	       "retries=%" PRIu64 " wrong=%" PRIu64 "\n",
+		name, n, kind_name[kind], mid, bench_median(p99, REPEATS), mid > keys ? mid - keys : 0, keys,
+		mid / n, retries, wrong);
+	fflush(stdout);
 }
 
-/* Chains of 16 shared and 128 own blocks, two holders, stored first block first, removed last block first. */
-#define LIVE 4000
-#define CHURN_LEN 144
+/* -- rates: prompts made ahead, the whole loop counts -- */
 
-static void churn_chain(uint64_t id, uint64_t *l, uint64_t *e)
+struct pool {
+	uint64_t *hash;
+	uint32_t n, cnt;
+};
+
+static struct pool pool_make(int d)
 {
-	for (uint32_t i = 0; i < CHURN_LEN; i++) {
-		l[i] = mix((i < 16 ? (id / 64) << 8 : id << 20) + i + 0x7700000000000000ULL);
-		e[i] = mix(l[i] ^ 0x99);
-	}
+	struct pool p = {.n = depth[d].blk};
+	uint64_t chains = chain_cnt(blocks, depth[d].kind);
+	p.cnt = POOL_BYTES / 8 / p.n;
+	p.cnt = p.cnt < chains ? p.cnt : (uint32_t)chains;
+	p.hash = malloc((size_t)p.cnt * p.n * 8);
+	if (!p.hash)
+		exit(1);
+	for (uint32_t i = 0; i < p.cnt; i++)
+		chain_make(depth[d].kind, rnd() % chains, p.n, p.hash + (size_t)i * p.n, NULL);
+	return p;
 }
 
-static void churn_put(uint64_t id, uint32_t batch, uint64_t *l, uint64_t *e)
+/* Lookups a second of processor time; *wall: a second of the clock. */
+static double pool_rate(const struct pool *p, uint64_t for_ns, double *wall)
 {
-	churn_chain(id, l, e);
-	for (uint32_t h = 0; h < 2; h++)
-		for (uint32_t i = 0; i < CHURN_LEN; i += batch) {
-			uint32_t m = CHURN_LEN - i < batch ? CHURN_LEN - i : batch;
-			kvp_radix_store(writer, (uint32_t)((id + h * 7) % geom.index_rank_max), 1,
-				i ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, i ? e[i - 1] : 0, m, l + i, e + i,
-				NULL);
+	uint64_t done = 0, start = bench_now_ns(), cpu = bench_cpu_ns(), end;
+	do {
+		for (int i = 0; i < 64; i++, done++) {
+			uint64_t *h = p->hash + (size_t)(done % p->cnt) * p->n;
+			struct kvp_radix_query q = {CHAIN_PART, h, p->n, p->n, NULL, NULL};
+			kvp_radix_find(&radix, &q, match);
+			sink += match->longest;
 		}
+		end = bench_now_ns();
+	} while (end - start < for_ns);
+	*wall = (double)done * 1e9 / (double)(end - start);
+	return (double)done * 1e9 / (double)(bench_cpu_ns() - cpu);
 }
 
-static void churn_take(uint64_t id, uint32_t batch, uint64_t *l, uint64_t *e)
+struct shared {
+	uint64_t ready, go;
+	double rate[READERS_MAX], wall[READERS_MAX];
+};
+
+/* All readers together; *wall: by the clock, which processes that share a processor divide among them. */
+static double readers_rate(const struct pool *p, uint32_t readers, struct shared *sh, double *wall)
 {
-	uint64_t back[CHURN_LEN];
-	churn_chain(id, l, e);
-	for (uint32_t i = 0; i < CHURN_LEN; i++)
-		back[i] = e[CHURN_LEN - 1 - i];
-	for (uint32_t h = 0; h < 2; h++)
-		for (uint32_t i = 0; i < CHURN_LEN; i += batch) {
-			uint32_t m = CHURN_LEN - i < batch ? CHURN_LEN - i : batch;
-			kvp_radix_remove(
-				writer, (uint32_t)((id + h * 7) % geom.index_rank_max), m, back + i, NULL);
+	double sum = 0;
+	memset(sh, 0, sizeof(*sh));
+	for (uint32_t r = 0; r < readers; r++)
+		if (fork() == 0) {
+			bench_pin(&cpus, r);
+			pool_rate(p, RATE_NS / 2, &sh->wall[r]); /* the mapping's pages are not inherited */
+			kvp_faa_ar_u64(&sh->ready, 1);
+			while (!kvp_ld_acq_u64(&sh->go))
+				sched_yield();
+			sh->rate[r] = pool_rate(p, RATE_NS, &sh->wall[r]);
+			_exit(0);
 		}
-}
-
-static volatile int stop;
-static uint64_t next_id = 1000;
-
-static void churn(uint32_t batch, uint64_t rounds, const char *name)
-{
-	uint64_t l[CHURN_LEN], e[CHURN_LEN], blocks = 0, begin = next_id, t;
-	for (uint64_t i = 0; i < LIVE; i++)
-		churn_put(next_id++, batch, l, e);
-	t = now();
-	for (uint64_t i = 0; i < rounds && !stop; i++) {
-		churn_take(begin++, batch, l, e);
-		churn_put(next_id++, batch, l, e);
-		blocks += 4 * CHURN_LEN;
+	while (kvp_ld_acq_u64(&sh->ready) < readers)
+		sched_yield();
+	kvp_st_rel_u64(&sh->go, 1);
+	while (wait(NULL) > 0)
+		;
+	for (uint32_t r = 0, first = 1; r < readers; r++, first = 0) {
+		sum += sh->rate[r];
+		*wall = first ? sh->wall[r] : *wall + sh->wall[r];
 	}
-	double s = (double)(now() - t) / 1e9;
-	for (; begin < next_id; begin++)
-		churn_take(begin, batch, l, e);
-	printf("bench=radix.churn%s batch=%u mblk_s=%.2f events_s=%.0f\n", name, batch,
-		(double)blocks / s / 1e6, (double)blocks / batch / s);
+	return sum;
 }
+
+static void rates(uint32_t readers)
+{
+	struct shared *sh =
+		mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (sh == MAP_FAILED)
+		exit(1);
+	for (int d = 0; d < 3; d++) {
+		struct pool p = pool_make(d);
+		double rate[READERS_MAX + 1];
+		for (uint32_t r = 1; r <= readers; r++) {
+			double v[REPEATS], wall[REPEATS];
+			for (int rep = 0; rep < REPEATS; rep++)
+				v[rep] = readers_rate(&p, r, sh, &wall[rep]);
+			rate[r] = bench_median(v, REPEATS);
+			printf("bench=radix.rate depth=%u readers=%u lookups_cpu_s=%.0f scaling=%.2f "
+			       "block_ops_cpu_s=%.0f "
+			       "lookups_wall_s=%.0f\n",
+				p.n, r, rate[r], rate[r] / rate[1], rate[r] * p.n,
+				bench_median(wall, REPEATS));
+			fflush(stdout);
+		}
+		free(p.hash);
+	}
+	munmap(sh, sizeof(*sh));
+}
+
+/* -- the writer, alone and beside a reader -- */
+
+static uint64_t stop, churned, churn_cpu_ns; /* churned: blocks so far */
+static uint32_t churn_batch;
+static uint64_t hot_chains; /* 0: ever new chains; else the same ones again and again */
 
 static void *churner(void *arg)
 {
-	(void)arg;
-	churn(32, UINT64_MAX, ".beside");
+	uint64_t begin = next_id, live = hot_chains ? hot_chains : CHURN_LIVE, slots = geom.index_rank_max;
+	bench_pin(&cpus, 1);
+	for (uint64_t i = 0; i < live; i++)
+		must(churn_put(writer, begin + i, churn_batch, (uint32_t)slots), "churn");
+	uint64_t cpu = bench_cpu_ns(), i = 0, done = 0;
+	kvp_st_rel_u64((uint64_t *)arg, 1);
+	for (; !kvp_ld_acq_u64(&stop); i++) {
+		uint64_t out = hot_chains ? begin + i % live : begin + i,
+			 in = hot_chains ? out : begin + live + i;
+		churn_take(writer, out, churn_batch, (uint32_t)slots);
+		must(churn_put(writer, in, churn_batch, (uint32_t)slots), "churn");
+		done += 4 * CHURN_BLK;
+		kvp_st_rlx_u64(&churned, done);
+	}
+	kvp_st_rlx_u64(&churn_cpu_ns, bench_cpu_ns() - cpu);
+	for (uint64_t k = 0; k < live; k++)
+		churn_take(writer, hot_chains ? begin + k : begin + i + k, churn_batch, (uint32_t)slots);
+	next_id = begin + live + i;
 	return NULL;
 }
 
-/* 4096 blocks in runs of 32: at every 32nd block another chain branches off. */
-static void short_runs(uint64_t blocks, double m)
+static pthread_t churn_start(uint32_t batch, uint64_t hot)
 {
-	uint64_t own[4096], own_ext[4096];
-	uint32_t cnt = (uint32_t)(blocks / 10 / 4096) + 1;
-	chain_cnt[3] = cnt;
-	for (uint32_t c = 0; c < cnt; c++) {
-		chain(3, c + 0x10000, 4096);
-		memcpy(own, local, sizeof(own));
-		memcpy(own_ext, ext, sizeof(own_ext));
-		put(some_slot(), 0, 4096, 64);
+	static uint64_t running;
+	pthread_t th;
+	churn_batch = batch;
+	hot_chains = hot;
+	running = stop = churned = 0;
+	if (pthread_create(&th, NULL, churner, &running))
+		exit(1);
+	while (!kvp_ld_acq_u64(&running))
+		sched_yield();
+	return th;
+}
+
+/* Ends the churn: blocks a second of the writer's processor time. */
+static double churn_stop(pthread_t th)
+{
+	kvp_st_rel_u64(&stop, 1);
+	pthread_join(th, NULL);
+	return (double)churned * 1e9 / (double)churn_cpu_ns;
+}
+
+static void churn_alone(uint32_t batch)
+{
+	double v[REPEATS];
+	for (int rep = 0; rep < REPEATS; rep++) {
+		pthread_t th = churn_start(batch, 0);
+		usleep(150000);
+		v[rep] = churn_stop(th);
+	}
+	double blk = bench_median(v, REPEATS);
+	printf("bench=radix.churn batch=%u blk_cpu_s=%.0f events_cpu_s=%.0f\n", batch, blk, blk / batch);
+	fflush(stdout);
+}
+
+static void beside(void)
+{
+	pthread_t th = churn_start(32, 0);
+	for (int d = 0; d < 3; d++)
+		lookups(d, FULL, "beside");
+	printf("bench=radix.churn_beside batch=32 blk_cpu_s=%.0f\n", churn_stop(th));
+	struct pool p = pool_make(1);
+	double v[REPEATS], req[REPEATS], ev[REPEATS], wall;
+	for (int rep = 0; rep < REPEATS; rep++) {
+		th = churn_start(32, 0);
+		req[rep] = pool_rate(&p, RATE_NS * 2, &wall) * p.n;
+		ev[rep] = churn_stop(th);
+		v[rep] = req[rep] + ev[rep];
+	}
+	printf("bench=radix.mixed depth=%u request_blk_cpu_s=%.0f event_blk_cpu_s=%.0f "
+	       "block_ops_cpu_s=%.0f\n",
+		p.n, bench_median(req, REPEATS), bench_median(ev, REPEATS), bench_median(v, REPEATS));
+	free(p.hash);
+}
+
+/* Every query meets the few chains that the writer stores and removes all the time. */
+static void contended(void)
+{
+	uint64_t id0 = next_id, l[CHURN_BLK], e[CHURN_BLK], queries = 0, retries = 0, gave_up = 0, over = 0;
+	pthread_t th = churn_start(32, HOT_CHAINS);
+	for (uint64_t end = bench_now_ns() + 10 * RATE_NS; bench_now_ns() < end;)
+		for (int i = 0; i < 64; i++, queries++) {
+			churn_make(id0 + rnd() % HOT_CHAINS, l, e);
+			struct kvp_radix_query q = {CHAIN_PART, l, CHURN_BLK, CHURN_BLK, NULL, NULL};
+			kvp_radix_find(&radix, &q, match);
+			retries += match->retries > 0;
+			gave_up += match->gave_up;
+			over += match->longest > CHURN_BLK;
+		}
+	churn_stop(th);
+	printf("bench=radix.contended chains=%d queries=%" PRIu64 " retried_percent=%.3f gave_up=%" PRIu64
+	       " over_long=%" PRIu64 "\n",
+		HOT_CHAINS, queries, 100.0 * (double)retries / (double)queries, gave_up, over);
+	fflush(stdout);
+}
+
+/* -- 4096 blocks in runs of 32: at every 32nd block another chain branches off -- */
+
+static void short_runs(void)
+{
+	static uint64_t ns[SAMPLES];
+	uint64_t cnt = blocks / 10 / 4096 + 1, first = 1u << 20;
+	double p50[REPEATS], p99[REPEATS];
+	for (uint64_t c = first; c < first + cnt; c++) {
 		uint32_t slot = some_slot();
-		put(slot, 0, 4096, 64);
+		chain_make(3, c, 4096, local, ext);
+		must(chain_store(writer, some_slot(), 4096, 64, local, ext), "short run");
+		must(chain_store(writer, slot, 4096, 64, local, ext), "short run");
 		for (uint32_t i = 32; i < 4096; i += 32) {
-			local[i] = rnd();
-			ext[i] = rnd();
-			kvp_radix_store(writer, slot, 1, KVP_RADIX_CHILD, own_ext[i - 1], 1, local + i,
-				ext + i, NULL);
+			uint64_t l = rnd(), e = rnd();
+			must(kvp_radix_store(
+				     writer, slot, CHAIN_PART, KVP_RADIX_CHILD, ext[i - 1], 1, &l, &e, NULL),
+				"branch");
 		}
 	}
-	static uint64_t ns[SAMPLES];
-	for (int i = 0; i < SAMPLES; i++) {
-		chain(3, (uint32_t)(rnd() % cnt) + 0x10000, 4096);
-		struct kvp_radix_query q = {1, local, 4096, 4096, NULL, NULL};
-		uint64_t t = now();
-		kvp_radix_find(&radix, &q, match);
-		ns[i] = now() - t - clock_cost;
+	for (int rep = 0; rep < REPEATS; rep++) {
+		for (int i = 0; i < SAMPLES / 3; i++) {
+			chain_make(3, first + rnd() % cnt, 4096, local, NULL);
+			struct kvp_radix_query q = {CHAIN_PART, local, 4096, 4096, NULL, NULL};
+			uint64_t t = bench_now_ns();
+			kvp_radix_find(&radix, &q, match);
+			ns[i] = bench_now_ns() - t - clock_ns;
+		}
+		qsort(ns, SAMPLES / 3, sizeof(ns[0]), bench_cmp_u64);
+		p50[rep] = (double)ns[SAMPLES / 6];
+		p99[rep] = (double)ns[SAMPLES / 3 * 99 / 100];
 	}
-	qsort(ns, SAMPLES, sizeof(ns[0]), by_size);
-	printf("bench=radix.find.runs32 depth=4096 kind=full p50_ns=%llu p99_ns=%llu in_M=%.2f\n",
-		(unsigned long long)ns[SAMPLES / 2], (unsigned long long)ns[SAMPLES * 99 / 100],
-		(double)ns[SAMPLES / 2] / m);
+	double mid = bench_median(p50, REPEATS), keys = keys_ns(4096);
+	printf("bench=radix.runs32 depth=4096 p50_ns=%.0f p99_ns=%.0f given_ns=%.0f\n", mid,
+		bench_median(p99, REPEATS), mid - keys);
+	fflush(stdout);
+}
+
+/* -- what the tree is compared with: a node a block, and a hash table entry a block -- */
+
+struct node {
+	uint64_t local, seq, bits, child, pad[4];
+};
+struct entry {
+	uint64_t key, bits;
+};
+
+static uint64_t scatter(uint64_t x, uint64_t mask)
+{
+	x = (x * 0x9e3779b97f4a7c15ULL) & mask; /* both steps are bijections below mask + 1 */
+	x ^= x >> (__builtin_popcountll(mask) / 2 + 1);
+	return (x * 0xd1342543de82ef95ULL) & mask;
+}
+
+static uint64_t walk_nodes(const struct node *t, uint64_t mask, uint64_t c, const uint64_t *l)
+{
+	uint64_t at = scatter(c * 4096, mask), bits = ~0ULL, i = 0;
+	for (; i < 4096 && t[at].local == l[i] && bits; i++) {
+		bits &= t[at].bits;
+		at = t[at].child;
+	}
+	return i;
+}
+
+static const struct entry *probe(const struct entry *t, uint64_t mask, uint64_t key)
+{
+	uint64_t at = key & mask;
+	while (t[at].key && t[at].key != key)
+		at = (at + 1) & mask;
+	return &t[at];
+}
+
+static uint64_t walk_hash(const struct entry *t, uint64_t mask, const uint64_t *key)
+{
+	uint64_t bits = ~0ULL, i = 0;
+	for (; i < 4096; i++) {
+		if (i + 24 < 4096)
+			__builtin_prefetch(&t[key[i + 24] & mask]);
+		const struct entry *e = probe(t, mask, key[i]);
+		if (!e->key || !(bits &= e->bits))
+			break;
+	}
+	return i;
+}
+
+static uint64_t jump_hash(const struct entry *t, uint64_t mask, const uint64_t *key)
+{
+	uint64_t lo = 0, pos = 0, bits = ~0ULL;
+	while (lo < 4096) {
+		pos = lo + 63 < 4095 ? lo + 63 : 4095;
+		const struct entry *e = probe(t, mask, key[pos]);
+		if (!e->key || !(bits &= e->bits))
+			break;
+		lo = pos + 1;
+	}
+	for (uint64_t hi = pos; lo < 4096 && lo < hi;) {
+		uint64_t mid = lo + (hi - lo) / 2;
+		if (probe(t, mask, key[mid])->key)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+static double compare(const void *t, uint64_t mask, uint64_t chains, int how)
+{
+	static uint64_t key[4096];
+	enum { N = 61 };
+	double v[N];
+	for (int i = 0; i < N; i++) {
+		uint64_t c = rnd() % chains, k = c + 1, got;
+		for (uint32_t j = 0; j < 4096; j++)
+			key[j] = k = bench_mix(k);
+		uint64_t begin = bench_now_ns();
+		if (how == 0)
+			got = walk_nodes(t, mask, c, key);
+		else
+			got = how == 1 ? walk_hash(t, mask, key) : jump_hash(t, mask, key);
+		v[i] = (double)(bench_now_ns() - begin);
+		if (got != 4096)
+			exit(1);
+	}
+	return bench_median(v, N);
+}
+
+static void others(void)
+{
+	uint64_t chains = blocks / 4096 + 1, mask = 1, n, result[3];
+	while (mask < chains * 4096)
+		mask = mask * 2;
+	int fd;
+	struct node *t = bench_sparse(mask * sizeof(*t), &fd);
+	for (uint64_t c = 0; c < chains; c++)
+		for (uint64_t i = 0, k = c + 1; i < 4096; i++) {
+			k = bench_mix(k);
+			t[scatter(c * 4096 + i, mask - 1)] = (struct node){
+				.local = k, .bits = 1, .child = scatter((c * 4096 + i + 1) % mask, mask - 1)};
+		}
+	result[0] = (uint64_t)compare(t, mask - 1, chains, 0);
+	munmap(t, mask * sizeof(*t));
+	close(fd);
+	n = mask * 2;
+	struct entry *h = bench_sparse(n * sizeof(*h), &fd);
+	for (uint64_t c = 0; c < chains; c++)
+		for (uint64_t i = 0, k = c + 1; i < 4096; i++) {
+			k = bench_mix(k);
+			*(struct entry *)(uintptr_t)probe(h, n - 1, k) = (struct entry){k, 1};
+		}
+	result[1] = (uint64_t)compare(h, n - 1, chains, 1);
+	result[2] = (uint64_t)compare(h, n - 1, chains, 2);
+	munmap(h, n * sizeof(*h));
+	close(fd);
+	printf("bench=radix.others depth=4096 node_walk_ns=%" PRIu64 " hash_walk_ns=%" PRIu64
+	       " jump64_ns=%" PRIu64 "\n",
+		result[0], result[1], result[2]);
+	fflush(stdout);
+}
+
+/* The writer's start on a tree that is there: what a restart of the indexer waits for. */
+static void recover(void)
+{
+	struct kvp_radix_report rep;
+	double ms[REPEATS];
+	for (int i = 0; i < REPEATS; i++) {
+		kvp_radix_w_close(writer);
+		must(kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RECOVER, NULL, &writer, &rep), "recover");
+		ms[i] = (double)rep.duration_ns / 1e6;
+	}
+	double mid = bench_median(ms, REPEATS);
+	printf("bench=radix.recover blocks=%" PRIu64 " ms=%.1f ns_blk=%.1f dropped=%" PRIu64 "\n", rep.blocks,
+		mid, mid * 1e6 / (double)rep.blocks, rep.runs_dropped);
+	fflush(stdout);
 }
 
 int main(int argc, char **argv)
 {
-	uint64_t blocks = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000000;
-	double h;
+	blocks = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000000;
+	uint32_t readers = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 2;
+	int short_form = argc > 4 && strcmp(argv[4], "lookup") == 0;
 	geom = (struct kvp_geom){.index_rank_max = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 64,
 		.block_max = blocks * 3 / 2 + 4000000,
 		.region_gen = 1,
 		.salt = {3, 4}};
 	uint64_t bytes = kvp_radix_footprint(&geom);
-	if (!bytes)
+	if (!bytes || !readers || readers > READERS_MAX)
 		return 2;
-	void *pub = map(bytes), *priv = map(kvp_radix_priv_footprint(&geom));
-	match = malloc(sizeof(*match));
-	if (kvp_radix_new(pub, &geom) || kvp_radix_priv_new(priv, &geom) ||
-		kvp_radix_join(pub, &geom, &radix) ||
-		kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RECOVER, NULL, &writer, NULL))
+	sched_getaffinity(0, sizeof(cpus), &cpus);
+	bench_pin(&cpus, 0);
+	bench_args(argc, argv);
+	clock_ns = bench_clock_ns();
+	uint64_t anon = resident_bytes();
+	pub = bench_sparse(bytes, &pub_fd);
+	priv = bench_sparse(kvp_radix_priv_footprint(&geom), &priv_fd);
+	match = calloc(1, sizeof(*match));
+	if (!match)
 		return 1;
-	double m = calibrate(&h);
-	pthread_t th, help;
-	const char *no = getenv("KVP_BENCH_AHEAD"); /* "off": without the helper thread */
-	if (!no || strcmp(no, "off") != 0) {
-		if (sem_init(&ahead_wake, 0, 0) || kvp_radix_ahead_open(writer, KVP_RADIX_HUGE_TRY, &ahead) ||
-			pthread_create(&help, NULL, helper, NULL))
-			return 1;
-	}
-	printf("# b_radix blocks=%llu slots=%u M_ns=%.0f H_ns=%.2f clock_ns=%llu ahead=%s huge_pages=%s\n",
-		(unsigned long long)blocks, geom.index_rank_max, m, h, (unsigned long long)clock_cost,
-		ahead ? "on" : "off", ahead && kvp_radix_ahead_huge(ahead) ? "on" : "off");
-	build(blocks);
-	const uint32_t depth[3] = {32, 512, 4096};
+	must(kvp_radix_new(pub, &geom), "new");
+	must(kvp_radix_priv_new(priv, &geom), "priv_new");
+	must(kvp_radix_join(pub, &geom, &radix), "join");
+	must(kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RESET, NULL, &writer, NULL), "open");
+	kvp_radix_w_set_ready(writer, 1);
+	build();
+	memory(anon);
 	for (int kind = FULL; kind <= MISS; kind++)
 		for (int d = 0; d < 3; d++)
-			lookups(depth[d], kind, d == 0 ? 0 : d == 1 ? 1 : 3, m, "");
-	churn(32, 20000, "");
-	churn(1, 4000, "");
-	pthread_create(&th, NULL, churner, NULL);
-	for (int d = 0; d < 3; d++)
-		lookups(depth[d], FULL, d == 0 ? 0 : d == 1 ? 1 : 3, m, ".beside");
-	stop = 1;
-	pthread_join(th, NULL);
-	stop = 0;
-	short_runs(blocks, m);
-	struct kvp_radix_stats st;
-	kvp_radix_stats(&radix, &st);
-	printf("bench=radix.memory blocks=%llu runs=%llu table_slots=%llu shm_bytes_blk=%.1f\n",
-		(unsigned long long)st.blocks, (unsigned long long)st.runs,
-		(unsigned long long)st.table_slots,
-		((double)st.col_used_words * 8 + (double)st.cut_used_words * 4 +
-			(double)st.table_slots * radix.hdr_bytes) /
-			(double)st.blocks);
-	struct kvp_radix_report rep;
-	if (ahead) {
-		ahead_end = 1;
-		sem_post(&ahead_wake);
-		pthread_join(help, NULL);
-		kvp_radix_ahead_close(ahead);
+			lookups(d, (enum kind)kind, "find");
+	churn_alone(32);
+	churn_alone(1);
+	rates(readers);
+	if (!short_form) {
+		beside();
+		contended();
+		short_runs();
+		recover();
+		kvp_radix_w_close(writer);
+		others();
 	}
-	kvp_radix_w_close(writer);
-	if (kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RECOVER, NULL, &writer, &rep))
-		return 1;
-	printf("bench=radix.recover blocks=%llu ms=%.0f ns_blk=%.1f dropped=%llu\n",
-		(unsigned long long)rep.blocks, (double)rep.duration_ns / 1e6,
-		(double)rep.duration_ns / (double)rep.blocks, (unsigned long long)rep.runs_dropped);
-	return 0;
+	return sink == 42;
 }

@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""The performance bars, one line a quantity, from the benchmark programs of this build.
+
+  bench/bars.py [--raw] [--scale] [--trace FILE] [--only PROGRAM,...]
+
+--raw also prints the programs' own lines, --scale measures 1 to 3 readers over trees of 1, 10 and 20 million
+blocks instead of the bars. KVP_BUILD_DIR names the build (build/release). Programs run one at a time on two
+processors. Nothing is written to files.
+
+  bar=N what=NAME value=V limit=<=L unit=U ok|short|not_measured reason=TEXT
+
+Limits in M (a dependent random load) and H (a step of the key chain) use the M and H of this run. given: the
+lookup less what the keys of the prompt cost alone (the tree computes keys inside a lookup)."""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+BUILD = os.environ.get("KVP_BUILD_DIR", "build/release")
+DEPTHS = (32, 512, 4096)
+parser = argparse.ArgumentParser()
+parser.add_argument("--raw", action="store_true")
+parser.add_argument("--scale", action="store_true")
+parser.add_argument("--trace", default="bench/load/trace_small.jsonl")
+parser.add_argument("--only", default="radix,book,torture,events,restart,trace")
+args = parser.parse_args()
+only = set(args.only.split(","))
+
+
+def commit():
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def cpus():
+    return ",".join(str(c) for c in sorted(os.sched_getaffinity(0))[:2])
+
+
+def run(path, *argv, env=None, show=None):
+    """Output lines of a program; [] if it fails, which stderr then says."""
+    command = [f"{BUILD}/{path}", *map(str, argv)]
+    if shutil.which("taskset"):
+        command = ["taskset", "-c", cpus(), *command]
+    full = dict(os.environ, KVP_BENCH_COMMIT=commit(), KVP_BUILD_DIR=BUILD, **(env or {}))
+    try:
+        done = subprocess.run(command, env=full, stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        print(f"bars: {path}: {e}", file=sys.stderr)
+        return []
+    lines = done.stdout.splitlines()
+    if args.raw if show is None else show:
+        print("\n".join(lines), flush=True)
+    if done.returncode:
+        print(f"bars: {path}: exit {done.returncode}", file=sys.stderr)
+        return []
+    return lines
+
+
+def parse(lines):
+    """[{name: value}] of bench= lines."""
+    out = []
+    for line in lines:
+        if line.startswith("bench="):
+            pairs = [word.split("=", 1) for word in line.split() if "=" in word]
+            out.append({k: float(v) if re.fullmatch(r"-?[\d.]+", v) else v for k, v in pairs})
+    return out
+
+
+class Missing(Exception):
+    pass
+
+
+def get(rows, name, key, **where):
+    for row in rows:
+        if row["bench"] == name and all(row.get(k) == v for k, v in where.items()):
+            return row[key]
+    raise Missing(f"no {name} {where or ''}".strip())
+
+
+def bar(n, what, value, limit, unit, note="", sense="<="):
+    """value: a function, so that what could not be measured says so."""
+    try:
+        v, top = value(), limit() if callable(limit) else limit
+    except (Missing, ZeroDivisionError) as e:
+        print(f"bar={n} what={what} value=- limit={sense}- unit={unit} not_measured reason={e}", flush=True)
+        return
+    good = v <= top if sense == "<=" else v >= top
+    why = note() if callable(note) else note
+    if not good:
+        why = f"{v / top:.2f}x_of_limit" + (" " + why if why else "")
+    print(f"bar={n} what={what} value={v:.4g} limit={sense}{top:.4g} unit={unit} {'ok' if good else 'short'} "
+          f"reason={why or '-'}", flush=True)
+
+
+def million(blocks):
+    return f"{blocks // 1000000}M"
+
+
+def tree_bars(rows, blocks, m, h):
+    """Bars 1 to 9 and 18 on one tree with 64 slots."""
+    at = million(blocks)
+
+    def find(depth, key, kind="full", bench="radix.find"):
+        return get(rows, bench, key, depth=depth, kind=kind)
+
+    def given(depth, key="p50_ns", kind="full", bench="radix.find"):
+        return max(find(depth, key, kind, bench) - find(depth, "keys_ns", kind, bench), 1)
+
+    def computed(depth, key="p50_ns"):
+        return lambda: f"keys_computed={find(depth, key):.0f}ns"
+
+    for depth, runs, ms in zip(DEPTHS, (2, 5, 9), (2.5, 4, 6)):
+        bar(1, f"full_{depth}_{at}", lambda: given(depth), min(m * runs + 300, ms * m), "ns", computed(depth))
+    for depth, p50, p99 in zip(DEPTHS, (1200, 1800, 3000), (3000, 4000, 7000)):
+        bar(2, f"p50_{depth}_{at}", lambda: given(depth), p50, "ns", computed(depth))
+        bar(2, f"p99_{depth}_{at}", lambda: given(depth, "p99_ns"), p99, "ns", computed(depth, "p99_ns"))
+    for depth, ns, more in ((512, 4, 3), (4096, 1, 1)):
+        bar(3, f"keys_given_{depth}_{at}", lambda: given(depth) / depth, ns, "ns/block")
+        bar(3, f"keys_computed_{depth}_{at}", lambda: find(depth, "p50_ns") / depth, h + more, "ns/block")
+    bar(4, f"miss_{at}", lambda: max(given(d, kind="miss") for d in DEPTHS), 1.5 * m, "ns")
+    bar(4, f"miss_4096_over_512_{at}",
+        lambda: find(4096, "p50_ns", "miss") / find(512, "p50_ns", "miss"), 1.25, "ratio")
+    bar(5, f"runs_of_32_{at}", lambda: get(rows, "radix.runs32", "given_ns"), 12000, "ns",
+        lambda: f"keys_computed={get(rows, 'radix.runs32', 'p50_ns'):.0f}ns")
+    for other, times in (("node_walk", 100), ("hash_walk", 30), ("jump64", 2)):
+        bar(6, f"{other}_over_tree_{at}", lambda: get(rows, "radix.others", other + "_ns") / given(4096), times,
+            "ratio", sense=">=")
+    for depth, rate in zip(DEPTHS, (0.9e6, 0.6e6, 0.35e6)):
+        def per_core():
+            ns = 1e9 / get(rows, "radix.rate", "lookups_cpu_s", depth=depth, readers=1)
+            return 1e9 / max(ns - find(depth, "keys_ns"), 1)
+        bar(7, f"lookups_{depth}_{at}", per_core, rate, "1/s",
+            lambda: f"keys_computed={get(rows, 'radix.rate', 'lookups_cpu_s', depth=depth, readers=1):.0f}", ">=")
+    bar(7, f"two_readers_{at}",
+        lambda: min(get(rows, "radix.rate", "scaling", depth=d, readers=2) for d in DEPTHS), 1.8, "ratio",
+        sense=">=")
+    bar(8, f"batches_of_32_{at}", lambda: get(rows, "radix.churn", "blk_cpu_s", batch=32), 10e6, "blocks/s",
+        sense=">=")
+    bar(8, f"single_block_events_{at}", lambda: get(rows, "radix.churn", "events_cpu_s", batch=1), 3e6, "1/s",
+        sense=">=")
+    bar(8, f"join_{at}", lambda: get(rows, "radix.build", "join_ns_blk"), 15, "ns/block")
+    bar(8, f"new_block_{at}", lambda: get(rows, "radix.build", "new_ns_blk"), 90, "ns/block")
+    bar(9, f"reader_p50_beside_writer_{at}",
+        lambda: max(find(d, "p50_ns", bench="radix.beside") / find(d, "p50_ns") for d in DEPTHS), 1.15, "ratio")
+    bar(9, f"reader_p99_beside_writer_{at}",
+        lambda: max(find(d, "p99_ns", bench="radix.beside") / find(d, "p99_ns") for d in DEPTHS), 1.5, "ratio")
+    bar(9, f"writer_beside_reader_{at}", lambda: get(rows, "radix.churn_beside", "blk_cpu_s")
+        / get(rows, "radix.churn", "blk_cpu_s", batch=32), 0.8, "ratio", sense=">=")
+    bar(9, f"retried_lookups_{at}", lambda: get(rows, "radix.contended", "retried_percent"), 0.5, "percent")
+    bar(18, f"block_operations_{at}", lambda: get(rows, "radix.mixed", "block_ops_cpu_s"), 300e6, "1/s",
+        sense=">=")
+
+
+def size_bars(rows64, rows, rows20):
+    """Bars 2, 10 and 11: 256 slots, 10 and 20 million blocks."""
+    def given(r, depth):
+        return max(get(r, "radix.find", "given_ns", depth=depth, kind="full"), 1)
+
+    bar(2, "slots_256_over_64_10M", lambda: max(given(rows, d) / given(rows64, d) for d in DEPTHS), 1.9, "ratio")
+    bar(10, "lookup_20M_over_10M", lambda: max(given(rows20, d) / given(rows, d) for d in DEPTHS), 1.3, "ratio")
+    bar(10, "writer_20M_over_10M", lambda: get(rows20, "radix.churn", "blk_cpu_s", batch=32)
+        / get(rows, "radix.churn", "blk_cpu_s", batch=32), 0.6, "ratio", sense=">=")
+    bar(11, "region_256_slots_10M", lambda: get(rows, "radix.memory", "region_bytes_blk"), 20, "bytes/block",
+        lambda: f"pages_touched={get(rows, 'radix.memory', 'touched_bytes_blk'):.1f}")
+    bar(11, "writer_private_10M", lambda: get(rows, "radix.memory", "private_bytes_blk"), 66, "bytes/block")
+
+
+def book_bars(rows):
+    def cycle(key, ranks, procs):
+        return get(rows, "book.cycle", key, ranks=ranks, blocks=0, procs=procs)
+
+    for ranks, p50, p99 in ((64, 400, 1200), (1024, 1000, 2500)):
+        bar(12, f"select_reserve_p50_{ranks}", lambda: cycle("select_reserve_p50_ns", ranks, 1), p50, "ns")
+        bar(12, f"select_reserve_p99_{ranks}", lambda: cycle("select_reserve_p99_ns", ranks, 1), p99, "ns")
+    bar(13, "cycles_one_process", lambda: cycle("cycles_cpu_s", 64, 1), 1.4e6, "1/s", sense=">=")
+    bar(13, "cycles_two_processes", lambda: cycle("cycles_cpu_s", 64, 2), 2.2e6, "1/s", sense=">=")
+    bar(13, "scan_64", lambda: get(rows, "book.scan", "scan_ns_rank", ranks=64), 0.7, "ns/rank")
+    bar(13, "scan_1024", lambda: get(rows, "book.scan", "scan_ns_rank", ranks=1024), 0.7, "ns/rank")
+    bar(14, "booking_over_scan_and_add", lambda: cycle("select_reserve_p50_ns", 64, 1)
+        / get(rows, "book.scan", "scan_faa_ns", ranks=64), 6, "ratio")
+    bar(15, "active_blocks_book", lambda: get(rows, "book.blocks", "book_ns_block"), 30, "ns/block")
+    bar(15, "active_blocks_free", lambda: get(rows, "book.blocks", "free_ns_block"), 30, "ns/block")
+    bar(15, "active_blocks_512", lambda: get(rows, "book.blocks", "book_ns_block") * 512 / 1000, 2, "us")
+
+
+def soak(path, seconds):
+    """(kills, all claims held) of a torture program."""
+    lines = run(path, env={"KVP_TORTURE_S": str(seconds)})
+    kills = [int(k) for k in re.findall(r"(\d+) kills", "\n".join(lines))]
+    if not kills:
+        raise Missing(f"{path} gave no result")
+    return kills[0], not any(line.startswith("not ok") for line in lines)
+
+
+def soak_bars(restart):
+    """Bar 16. Readers of the tree map it read-only and hold nothing, so killing them can leave nothing."""
+    for what, path, seconds in (("writer", "tests/torture/x_radix", 8), ("booker", "tests/torture/x_book", 4)):
+        found = {}
+
+        def kills():
+            found["kills"], found["sound"] = soak(path, seconds)
+            if not found["sound"]:
+                raise Missing("a claim of the soak failed: see --raw")
+            return found["kills"]
+        bar(16, f"{what}_kills_without_fault", kills, 300, "kills", sense=">=")
+    bar(16, "reader_kills", lambda: get([], "reader kills in a soak", ""), 300, "kills", sense=">=")
+    bar(16, "slowest_lookup_over_a_kill", lambda: get(restart, "restart.killed", "read_max_us"), 1000, "us",
+        "real_node_indexer_killed")
+
+
+def scale():
+    for blocks in (1000000, 10000000, 20000000):
+        rows = parse(run("bench/b_radix", blocks, 256, 3, "lookup"))
+        try:
+            memory = {k: get(rows, "radix.memory", k) for k in ("region_bytes_blk", "private_bytes_blk")}
+            for depth in DEPTHS:
+                for readers in (1, 2, 3):
+                    cpu, wall = (get(rows, "radix.rate", k, depth=depth, readers=readers)
+                                 for k in ("lookups_cpu_s", "lookups_wall_s"))
+                    print(f"scale blocks={blocks} slots=256 depth={depth} readers={readers} "
+                          f"lookups_cpu_s={cpu:.0f} lookups_wall_s={wall:.0f} "
+                          f"p50_ns={get(rows, 'radix.find', 'p50_ns', depth=depth, kind='full'):.0f} "
+                          f"churn_blk_cpu_s={get(rows, 'radix.churn', 'blk_cpu_s', batch=32):.0f} "
+                          f"region_bytes_blk={memory['region_bytes_blk']} "
+                          f"private_bytes_blk={memory['private_bytes_blk']}", flush=True)
+        except Missing as e:
+            print(f"scale blocks={blocks} not_measured reason={e}", flush=True)
+
+
+def main():
+    calib = parse(run("bench/b_calib", show=True))
+    if not calib:
+        return 1
+    m, h = (get(calib, "calib", k) for k in ("M_ns", "H_ns"))
+    if args.scale:
+        scale()
+        return 0
+    small = big = wide = wide20 = book = restart = []
+    if "radix" in only:
+        small = parse(run("bench/b_radix", 1000000, 64, 2))
+        big = parse(run("bench/b_radix", 10000000, 64, 2))
+        wide = parse(run("bench/b_radix", 10000000, 256, 2, "lookup"))
+        wide20 = parse(run("bench/b_radix", 20000000, 256, 2, "lookup"))
+    if "book" in only:
+        book = parse(run("bench/b_book"))
+    if "restart" in only:
+        restart = parse(run("bench/b_restart"))
+    if args.raw and "events" in only:
+        run("bench/b_events")
+    if args.raw and "trace" in only:
+        run("bench/b_trace", "--trace", args.trace)
+    if "radix" in only:
+        tree_bars(small, 1000000, m, h)
+        tree_bars(big, 10000000, m, h)
+        size_bars(big, wide, wide20)
+    if "book" in only:
+        book_bars(book)
+    if "torture" in only:
+        soak_bars(restart)
+    return 0
+
+
+sys.exit(main())
