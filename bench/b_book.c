@@ -177,11 +177,11 @@ static void cycle(struct kvp_book *b, uint32_t ranks, uint32_t blocks, uint32_t 
 			;
 	}
 	printf("bench=book.cycle ranks=%u blocks=%u procs=%u p50_ns=%" PRIu64 " p99_ns=%" PRIu64
-	       " cycles_s=%" PRIu64 " cycles_cpu_s=%" PRIu64
-	       " select_reserve_p50_ns=%" PRIu64 " select_reserve_p99_ns=%" PRIu64 " again_per_10k=%" PRIu64 "\n",
+	       " cycles_s=%" PRIu64 " cycles_cpu_s=%" PRIu64 " again_per_10k=%" PRIu64
+	       " select_reserve_p50_ns=%" PRIu64 " select_reserve_p99_ns=%" PRIu64 "\n",
 		ranks, blocks, procs, median(sh->p50, procs, 0), median(sh->p99, procs, 0),
 		median(sh->rate, procs, 1), median(sh->cpu, procs, 1),
-		median(sh->book50, procs, 0), median(sh->book99, procs, 0), median(sh->stale, procs, 0));
+		median(sh->stale, procs, 0), median(sh->book50, procs, 0), median(sh->book99, procs, 0));
 	fflush(stdout);
 	if (kvp_book_check(b))
 		abort();

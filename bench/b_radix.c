@@ -1,11 +1,19 @@
-/* The tree at its limits: what each bar of the tree is measured with, all in one build of it.
+/* The tree at its limits: what each bar of it is measured with, all in one build of the tree.
  *   b_radix [blocks 1000000] [slots 64] [readers 2] [lookup]
- * lookup: only build, lookups, churn, rates and memory.
- * The data is bench/chains.h. Hashes of the queried prompt are hot, the index is as cold as its size makes
- * it. Key chains are computed inside the lookup; given_ns is p50 less what the key chain of the prompt costs
- * alone. Rates are lookups a second of processor time. Medians of 5. */
+ * lookup: only build, lookups, churn, rates and memory. The data is bench/chains.h. Hashes of the queried
+ * prompt are hot, the index is as cold as its size makes it. form=computed: the lookup as it is, which
+ * computes the key chain of the prompt; form=given: the same walk compiled to take ready keys. _cpu_s: per
+ * second of processor time. Medians of 5. */
 #include "bench/chains.h"
 #include "shm/radix_priv.h"
+
+/* The walk with given keys: the same code, where the step of the key chain takes the hash for the key. */
+int find_given(const struct kvp_radix *r, struct kvp_radix_query *q, struct kvp_radix_match *m);
+#define kvp_radix_step(salt, prev, key) ((void)(salt), (void)(prev), (key))
+#define kvp_radix_find find_given
+#include "shm/radix_read.c"
+#undef kvp_radix_find
+#undef kvp_radix_step
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -18,6 +26,10 @@
 #define HOT_CHAINS 32
 
 enum kind { FULL, HALF, MISS };
+enum form { COMPUTED, GIVEN };
+static const char *const form_name[] = {"computed", "given"};
+static int (*const find[])(const struct kvp_radix *, struct kvp_radix_query *, struct kvp_radix_match *) = {
+	kvp_radix_find, find_given};
 static const char *const kind_name[] = {"full", "half", "miss"};
 static const struct {
 	uint32_t blk, kind;
@@ -124,32 +136,27 @@ static void memory(uint64_t anon_before)
 
 /* -- lookups one at a time -- */
 
-static void prompt(int d, enum kind kind)
+/* Local hashes to keys, in place. */
+static void to_keys(uint64_t *hash, uint32_t n)
+{
+	uint64_t k = kvp_radix_seed(radix.key_salt, CHAIN_PART);
+	for (uint32_t i = 0; i < n; i++)
+		hash[i] = k = kvp_radix_step(radix.key_salt, k, hash[i]);
+}
+
+static void prompt(int d, enum kind kind, enum form form)
 {
 	uint32_t n = depth[d].blk, known = kind == FULL ? n : kind == HALF ? n / 2 : 0;
 	for (uint32_t j = known; j < n; j++)
 		local[j] = rnd();
 	chain_make(depth[d].kind, rnd() % chain_cnt(blocks, depth[d].kind), known, local, NULL);
-	/* what a walk reads first is as hot as it would be */
-	for (uint32_t j = 0; j < KVP_RADIX_CHUNK_BLK; j++)
+	if (form == GIVEN)
+		to_keys(local, n);
+	for (uint32_t j = 0; j < KVP_RADIX_CHUNK_BLK; j++) /* what a walk reads first is in the near cache */
 		sink += local[j];
 }
 
-static double keys_ns(uint32_t n)
-{
-	double v[REPEATS];
-	for (int rep = 0; rep < REPEATS; rep++) {
-		uint64_t k = 1, times = 400000 / n + 1, t = bench_now_ns();
-		for (uint64_t x = 0; x < times; x++)
-			for (uint32_t i = 0; i < n; i++)
-				k = kvp_radix_step(radix.key_salt, k, local[i]);
-		v[rep] = (double)(bench_now_ns() - t) / (double)times;
-		sink += k;
-	}
-	return bench_median(v, REPEATS);
-}
-
-static void lookups(int d, enum kind kind, const char *name)
+static void lookups(int d, enum kind kind, enum form form, const char *name)
 {
 	static uint64_t ns[SAMPLES];
 	uint32_t n = depth[d].blk, want = kind == FULL ? n : kind == HALF ? n / 2 : 0;
@@ -157,10 +164,10 @@ static void lookups(int d, enum kind kind, const char *name)
 	uint64_t retries = 0, wrong = 0;
 	for (int rep = 0; rep < REPEATS; rep++) {
 		for (int i = 0; i < SAMPLES; i++) {
-			prompt(d, kind);
+			prompt(d, kind, form);
 			struct kvp_radix_query q = {CHAIN_PART, local, n, n, NULL, NULL};
 			uint64_t t = bench_now_ns();
-			kvp_radix_find(&radix, &q, match);
+			find[form](&radix, &q, match);
 			t = bench_now_ns() - t;
 			ns[i] = t > clock_ns ? t - clock_ns : 0;
 			retries += match->retries;
@@ -170,12 +177,11 @@ static void lookups(int d, enum kind kind, const char *name)
 		p50[rep] = (double)ns[SAMPLES / 2];
 		p99[rep] = (double)ns[SAMPLES * 99 / 100];
 	}
-	double mid = bench_median(p50, REPEATS), keys = keys_ns(want ? want : n < 64 ? n : 64);
-	printf("bench=radix.%s depth=%u kind=%s p50_ns=%.0f p99_ns=%.0f given_ns=%.0f keys_ns=%.0f "
-	       "ns_blk=%.2f "
-	       "retries=%" PRIu64 " wrong=%" PRIu64 "\n",
-		name, n, kind_name[kind], mid, bench_median(p99, REPEATS), mid > keys ? mid - keys : 0, keys,
-		mid / n, retries, wrong);
+	double mid = bench_median(p50, REPEATS);
+	printf("bench=radix.%s depth=%u kind=%s form=%s p50_ns=%.0f p99_ns=%.0f ns_blk=%.2f retries=%" PRIu64
+	       " wrong=%" PRIu64 "\n",
+		name, n, kind_name[kind], form_name[form], mid, bench_median(p99, REPEATS), mid / n, retries,
+		wrong);
 	fflush(stdout);
 }
 
@@ -184,19 +190,23 @@ static void lookups(int d, enum kind kind, const char *name)
 struct pool {
 	uint64_t *hash;
 	uint32_t n, cnt;
+	enum form form;
 };
 
-static struct pool pool_make(int d)
+static struct pool pool_make(int d, enum form form)
 {
-	struct pool p = {.n = depth[d].blk};
+	struct pool p = {.n = depth[d].blk, .form = form};
 	uint64_t chains = chain_cnt(blocks, depth[d].kind);
 	p.cnt = POOL_BYTES / 8 / p.n;
 	p.cnt = p.cnt < chains ? p.cnt : (uint32_t)chains;
 	p.hash = malloc((size_t)p.cnt * p.n * 8);
 	if (!p.hash)
 		exit(1);
-	for (uint32_t i = 0; i < p.cnt; i++)
+	for (uint32_t i = 0; i < p.cnt; i++) {
 		chain_make(depth[d].kind, rnd() % chains, p.n, p.hash + (size_t)i * p.n, NULL);
+		if (form == GIVEN)
+			to_keys(p.hash + (size_t)i * p.n, p.n);
+	}
 	return p;
 }
 
@@ -208,7 +218,7 @@ static double pool_rate(const struct pool *p, uint64_t for_ns, double *wall)
 		for (int i = 0; i < 64; i++, done++) {
 			uint64_t *h = p->hash + (size_t)(done % p->cnt) * p->n;
 			struct kvp_radix_query q = {CHAIN_PART, h, p->n, p->n, NULL, NULL};
-			kvp_radix_find(&radix, &q, match);
+			find[p->form](&radix, &q, match);
 			sink += match->longest;
 		}
 		end = bench_now_ns();
@@ -255,18 +265,17 @@ static void rates(uint32_t readers)
 		mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (sh == MAP_FAILED)
 		exit(1);
-	for (int d = 0; d < 3; d++) {
-		struct pool p = pool_make(d);
+	for (int i = 0; i < 6; i++) {
+		struct pool p = pool_make(i / 2, i % 2 ? GIVEN : COMPUTED);
 		double rate[READERS_MAX + 1];
 		for (uint32_t r = 1; r <= readers; r++) {
 			double v[REPEATS], wall[REPEATS];
 			for (int rep = 0; rep < REPEATS; rep++)
 				v[rep] = readers_rate(&p, r, sh, &wall[rep]);
 			rate[r] = bench_median(v, REPEATS);
-			printf("bench=radix.rate depth=%u readers=%u lookups_cpu_s=%.0f scaling=%.2f "
-			       "block_ops_cpu_s=%.0f "
-			       "lookups_wall_s=%.0f\n",
-				p.n, r, rate[r], rate[r] / rate[1], rate[r] * p.n,
+			printf("bench=radix.rate depth=%u form=%s readers=%u lookups_cpu_s=%.0f scaling=%.2f "
+			       "block_ops_cpu_s=%.0f lookups_wall_s=%.0f\n",
+				p.n, form_name[p.form], r, rate[r], rate[r] / rate[1], rate[r] * p.n,
 				bench_median(wall, REPEATS));
 			fflush(stdout);
 		}
@@ -339,24 +348,34 @@ static void churn_alone(uint32_t batch)
 	fflush(stdout);
 }
 
-static void beside(void)
+static void mixed(enum form form)
 {
-	pthread_t th = churn_start(32, 0);
-	for (int d = 0; d < 3; d++)
-		lookups(d, FULL, "beside");
-	printf("bench=radix.churn_beside batch=32 blk_cpu_s=%.0f\n", churn_stop(th));
-	struct pool p = pool_make(1);
+	struct pool p = pool_make(1, form);
 	double v[REPEATS], req[REPEATS], ev[REPEATS], wall;
 	for (int rep = 0; rep < REPEATS; rep++) {
-		th = churn_start(32, 0);
+		pthread_t th = churn_start(32, 0);
 		req[rep] = pool_rate(&p, RATE_NS * 2, &wall) * p.n;
 		ev[rep] = churn_stop(th);
 		v[rep] = req[rep] + ev[rep];
 	}
-	printf("bench=radix.mixed depth=%u request_blk_cpu_s=%.0f event_blk_cpu_s=%.0f "
+	printf("bench=radix.mixed depth=%u form=%s request_blk_cpu_s=%.0f event_blk_cpu_s=%.0f "
 	       "block_ops_cpu_s=%.0f\n",
-		p.n, bench_median(req, REPEATS), bench_median(ev, REPEATS), bench_median(v, REPEATS));
+		p.n, form_name[form], bench_median(req, REPEATS), bench_median(ev, REPEATS),
+		bench_median(v, REPEATS));
+	fflush(stdout);
 	free(p.hash);
+}
+
+static void beside(void)
+{
+	pthread_t th = churn_start(32, 0);
+	for (int d = 0; d < 3; d++) {
+		lookups(d, FULL, COMPUTED, "beside");
+		lookups(d, FULL, GIVEN, "beside");
+	}
+	printf("bench=radix.churn_beside batch=32 blk_cpu_s=%.0f\n", churn_stop(th));
+	mixed(COMPUTED);
+	mixed(GIVEN);
 }
 
 /* Every query meets the few chains that the writer stores and removes all the time. */
@@ -382,11 +401,34 @@ static void contended(void)
 
 /* -- 4096 blocks in runs of 32: at every 32nd block another chain branches off -- */
 
-static void short_runs(void)
+static void short_lookups(uint64_t first, uint64_t cnt, enum form form)
 {
 	static uint64_t ns[SAMPLES];
-	uint64_t cnt = blocks / 10 / 4096 + 1, first = 1u << 20;
 	double p50[REPEATS], p99[REPEATS];
+	uint64_t wrong = 0;
+	for (int rep = 0; rep < REPEATS; rep++) {
+		for (int i = 0; i < SAMPLES / 3; i++) {
+			chain_make(3, first + rnd() % cnt, 4096, local, NULL);
+			if (form == GIVEN)
+				to_keys(local, 4096);
+			struct kvp_radix_query q = {CHAIN_PART, local, 4096, 4096, NULL, NULL};
+			uint64_t t = bench_now_ns();
+			find[form](&radix, &q, match);
+			ns[i] = bench_now_ns() - t - clock_ns;
+			wrong += match->longest != 4096;
+		}
+		qsort(ns, SAMPLES / 3, sizeof(ns[0]), bench_cmp_u64);
+		p50[rep] = (double)ns[SAMPLES / 6];
+		p99[rep] = (double)ns[SAMPLES / 3 * 99 / 100];
+	}
+	printf("bench=radix.runs32 depth=4096 form=%s p50_ns=%.0f p99_ns=%.0f wrong=%" PRIu64 "\n",
+		form_name[form], bench_median(p50, REPEATS), bench_median(p99, REPEATS), wrong);
+	fflush(stdout);
+}
+
+static void short_runs(void)
+{
+	uint64_t cnt = blocks / 10 / 4096 + 1, first = 1u << 20;
 	for (uint64_t c = first; c < first + cnt; c++) {
 		uint32_t slot = some_slot();
 		chain_make(3, c, 4096, local, ext);
@@ -399,22 +441,8 @@ static void short_runs(void)
 				"branch");
 		}
 	}
-	for (int rep = 0; rep < REPEATS; rep++) {
-		for (int i = 0; i < SAMPLES / 3; i++) {
-			chain_make(3, first + rnd() % cnt, 4096, local, NULL);
-			struct kvp_radix_query q = {CHAIN_PART, local, 4096, 4096, NULL, NULL};
-			uint64_t t = bench_now_ns();
-			kvp_radix_find(&radix, &q, match);
-			ns[i] = bench_now_ns() - t - clock_ns;
-		}
-		qsort(ns, SAMPLES / 3, sizeof(ns[0]), bench_cmp_u64);
-		p50[rep] = (double)ns[SAMPLES / 6];
-		p99[rep] = (double)ns[SAMPLES / 3 * 99 / 100];
-	}
-	double mid = bench_median(p50, REPEATS), keys = keys_ns(4096);
-	printf("bench=radix.runs32 depth=4096 p50_ns=%.0f p99_ns=%.0f given_ns=%.0f\n", mid,
-		bench_median(p99, REPEATS), mid - keys);
-	fflush(stdout);
+	short_lookups(first, cnt, COMPUTED);
+	short_lookups(first, cnt, GIVEN);
 }
 
 /* -- what the tree is compared with: a node a block, and a hash table entry a block -- */
@@ -443,7 +471,7 @@ static uint64_t walk_nodes(const struct node *t, uint64_t mask, uint64_t c, cons
 	return i;
 }
 
-static const struct entry *probe(const struct entry *t, uint64_t mask, uint64_t key)
+static const struct entry *entry_at(const struct entry *t, uint64_t mask, uint64_t key)
 {
 	uint64_t at = key & mask;
 	while (t[at].key && t[at].key != key)
@@ -457,7 +485,7 @@ static uint64_t walk_hash(const struct entry *t, uint64_t mask, const uint64_t *
 	for (; i < 4096; i++) {
 		if (i + 24 < 4096)
 			__builtin_prefetch(&t[key[i + 24] & mask]);
-		const struct entry *e = probe(t, mask, key[i]);
+		const struct entry *e = entry_at(t, mask, key[i]);
 		if (!e->key || !(bits &= e->bits))
 			break;
 	}
@@ -469,14 +497,14 @@ static uint64_t jump_hash(const struct entry *t, uint64_t mask, const uint64_t *
 	uint64_t lo = 0, pos = 0, bits = ~0ULL;
 	while (lo < 4096) {
 		pos = lo + 63 < 4095 ? lo + 63 : 4095;
-		const struct entry *e = probe(t, mask, key[pos]);
+		const struct entry *e = entry_at(t, mask, key[pos]);
 		if (!e->key || !(bits &= e->bits))
 			break;
 		lo = pos + 1;
 	}
 	for (uint64_t hi = pos; lo < 4096 && lo < hi;) {
 		uint64_t mid = lo + (hi - lo) / 2;
-		if (probe(t, mask, key[mid])->key)
+		if (entry_at(t, mask, key[mid])->key)
 			lo = mid + 1;
 		else
 			hi = mid;
@@ -526,7 +554,7 @@ static void others(void)
 	for (uint64_t c = 0; c < chains; c++)
 		for (uint64_t i = 0, k = c + 1; i < 4096; i++) {
 			k = bench_mix(k);
-			*(struct entry *)(uintptr_t)probe(h, n - 1, k) = (struct entry){k, 1};
+			*(struct entry *)(uintptr_t)entry_at(h, n - 1, k) = (struct entry){k, 1};
 		}
 	result[1] = (uint64_t)compare(h, n - 1, chains, 1);
 	result[2] = (uint64_t)compare(h, n - 1, chains, 2);
@@ -585,7 +613,8 @@ int main(int argc, char **argv)
 	memory(anon);
 	for (int kind = FULL; kind <= MISS; kind++)
 		for (int d = 0; d < 3; d++)
-			lookups(d, (enum kind)kind, "find");
+			for (int form = COMPUTED; form <= GIVEN; form++)
+				lookups(d, (enum kind)kind, (enum form)form, "find");
 	churn_alone(32);
 	churn_alone(1);
 	rates(readers);
