@@ -185,6 +185,23 @@ static void lookups(int d, enum kind kind, enum form form, const char *name)
 	fflush(stdout);
 }
 
+/* The same prompt again and again: what a walk costs when nothing has to come from memory. */
+static void hot(int d, enum form form)
+{
+	double v[REPEATS];
+	uint32_t n = depth[d].blk;
+	prompt(d, FULL, form);
+	for (int rep = 0; rep < REPEATS; rep++) {
+		uint64_t t = bench_now_ns();
+		for (int i = 0; i < 500; i++) {
+			struct kvp_radix_query q = {CHAIN_PART, local, n, n, NULL, NULL};
+			find[form](&radix, &q, match);
+		}
+		v[rep] = (double)(bench_now_ns() - t) / 500;
+	}
+	printf("bench=radix.hot depth=%u form=%s ns=%.0f\n", n, form_name[form], bench_median(v, REPEATS));
+}
+
 /* -- rates: prompts made ahead, the whole loop counts -- */
 
 struct pool {
@@ -441,6 +458,10 @@ static void short_runs(void)
 				"branch");
 		}
 	}
+	struct kvp_radix_stats st;
+	kvp_radix_stats(&radix, &st);
+	printf("bench=radix.table runs=%" PRIu64 " tombstones=%" PRIu64 " table_slots=%" PRIu64 "\n", st.runs,
+		st.tombstones, st.table_slots);
 	short_lookups(first, cnt, COMPUTED);
 	short_lookups(first, cnt, GIVEN);
 }
@@ -615,6 +636,10 @@ int main(int argc, char **argv)
 		for (int d = 0; d < 3; d++)
 			for (int form = COMPUTED; form <= GIVEN; form++)
 				lookups(d, (enum kind)kind, (enum form)form, "find");
+	for (int d = 0; d < 3; d++) {
+		hot(d, COMPUTED);
+		hot(d, GIVEN);
+	}
 	churn_alone(32);
 	churn_alone(1);
 	rates(readers);
