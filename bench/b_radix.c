@@ -5,6 +5,7 @@
  * computes the key chain of the prompt; form=given: the same walk compiled to take ready keys. _cpu_s: per
  * second of processor time. Medians of 5. */
 #include "bench/chains.h"
+#include "shm/radix_ahead.h"
 #include "shm/radix_priv.h"
 
 /* The walk with given keys: the same code, where the step of the key chain takes the hash for the key. */
@@ -16,6 +17,7 @@ int find_given(const struct kvp_radix *r, struct kvp_radix_query *q, struct kvp_
 #undef kvp_radix_step
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <sys/wait.h>
 
 #define SAMPLES 3000
@@ -76,6 +78,49 @@ static uint64_t resident_bytes(void)
 	return kib * 1024;
 }
 
+/* -- the indexer's helper: touches memory before the writer does. KVP_BENCH_AHEAD=off: without it -- */
+
+static struct kvp_radix_ahead *ahead;
+static pthread_t ahead_thread;
+static sem_t ahead_wake;
+static uint32_t ahead_end;
+
+static void *helper(void *arg)
+{
+	(void)arg;
+	while (sem_wait(&ahead_wake) == 0 && !kvp_ld_acq_u32(&ahead_end))
+		kvp_radix_ahead_run(ahead);
+	return NULL;
+}
+
+static void wake_helper(void)
+{
+	int v = 0;
+	if (ahead && kvp_radix_ahead_due(ahead) && sem_getvalue(&ahead_wake, &v) == 0 && v == 0)
+		sem_post(&ahead_wake);
+}
+
+static void helper_start(void)
+{
+	const char *no = getenv("KVP_BENCH_AHEAD");
+	if (no && strcmp(no, "off") == 0)
+		return;
+	must(kvp_radix_ahead_open(writer, KVP_RADIX_HUGE_TRY, &ahead), "ahead");
+	if (sem_init(&ahead_wake, 0, 0) || pthread_create(&ahead_thread, NULL, helper, NULL))
+		exit(1);
+}
+
+static void helper_stop(void)
+{
+	if (!ahead)
+		return;
+	kvp_st_rel_u32(&ahead_end, 1);
+	sem_post(&ahead_wake);
+	pthread_join(ahead_thread, NULL);
+	kvp_radix_ahead_close(ahead);
+	ahead = NULL;
+}
+
 /* -- build -- */
 
 struct slice {
@@ -88,6 +133,7 @@ static void store_chain(uint32_t kind, uint64_t c, struct slice *s)
 	chain_make(kind, c, n, local, ext);
 	uint64_t t = bench_cpu_ns();
 	must(chain_store(writer, some_slot(), n, 64, local, ext), "store");
+	wake_helper();
 	uint64_t mid = bench_cpu_ns();
 	for (uint32_t h = 0; h < full + part; h++) {
 		uint32_t cut = h < full ? n : 1 + (uint32_t)(rnd() % (n - 1));
@@ -320,6 +366,7 @@ static void *churner(void *arg)
 			 in = hot_chains ? out : begin + live + i;
 		churn_take(writer, out, churn_batch, (uint32_t)slots);
 		must(churn_put(writer, in, churn_batch, (uint32_t)slots), "churn");
+		wake_helper();
 		done += 4 * CHURN_BLK;
 		kvp_st_rlx_u64(&churned, done);
 	}
@@ -592,6 +639,7 @@ static void recover(void)
 {
 	struct kvp_radix_report rep;
 	double ms[REPEATS];
+	helper_stop();
 	for (int i = 0; i < REPEATS; i++) {
 		kvp_radix_w_close(writer);
 		must(kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RECOVER, NULL, &writer, &rep), "recover");
@@ -630,6 +678,9 @@ int main(int argc, char **argv)
 	must(kvp_radix_join(pub, &geom, &radix), "join");
 	must(kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RESET, NULL, &writer, NULL), "open");
 	kvp_radix_w_set_ready(writer, 1);
+	helper_start();
+	printf("# helper=%s huge_pages=%s\n", ahead ? "on" : "off",
+		ahead && kvp_radix_ahead_huge(ahead) ? "on" : "off");
 	build();
 	memory(anon);
 	for (int kind = FULL; kind <= MISS; kind++)
