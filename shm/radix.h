@@ -17,7 +17,7 @@
  *            change from the second segment and repeats the interrupted operation, so that an operation has
  *            happened fully or not at all.
  * Proved by  tests/t_radix.c, tests/m_radix.c, tests/t_radix_crash.c, tests/v_index.c,
- *            tests/torture/x_radix.c.
+ *            tests/t_radix_merge.c, tests/torture/x_radix.c.
  */
 #ifndef KVP_SHM_RADIX_H
 #define KVP_SHM_RADIX_H
@@ -72,9 +72,11 @@ struct kvp_radix_match {
 /* Figures of the tree, kept by the writer in the header page: readable by everybody. Relaxed, may be a
  * moment apart. */
 #define KVP_RADIX_STAT_LIST(X)                                                                               \
-	X(runs) X(blocks) X(table_slots) X(tombstones) X(col_used_words) X(cut_used_words)                   \
-	X(stored) X(removed) X(cleared) X(duplicate) X(renamed) X(moved) X(not_found) X(unknown) X(invalid)  \
-	X(full) X(lost) X(splits) X(appends) X(truncations) X(table_growths) X(alias_cnt) X(hole_cnt)
+	X(runs)                                                                                              \
+	X(blocks) X(table_slots) X(tombstones) X(col_used_words) X(cut_used_words) X(stored) X(removed)      \
+		X(cleared) X(duplicate) X(renamed) X(moved) X(not_found) X(unknown) X(invalid) X(full)       \
+			X(lost) X(splits) X(appends) X(truncations) X(table_growths) X(alias_cnt)            \
+				X(hole_cnt) X(merges)
 struct kvp_radix_stats {
 #define X(name) uint64_t name;
 	KVP_RADIX_STAT_LIST(X)
@@ -133,6 +135,7 @@ struct kvp_radix_report {
 	uint64_t runs, blocks;    /* kept */
 	uint64_t headers_redone;  /* header changes finished (0 or 1) */
 	uint64_t splits_undone;   /* half-done splits taken back (0 or 1) */
+	uint64_t merges_finished; /* half-done merges finished (0 or 1) */
 	uint64_t runs_dropped;    /* runs that could not be trusted */
 	uint64_t ops_repeated;    /* interrupted operations carried out again (0 or 1) */
 	uint64_t names_dropped;   /* aliases and holes without a holder */
@@ -176,6 +179,12 @@ int kvp_radix_remove(
 	struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uint64_t *ext, uint32_t *unknown);
 /* kvp_radix_clear drops everything of one slot and forgets its partition. Cost: one look at every run. */
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot);
+/* kvp_radix_w_tend does upkeep that no operation should wait for: a run that is the only child of its parent
+ * and held by the same ranks is merged into it, which bounds the hops of a walk.
+ * budget   looks at runs, some tens of nanoseconds each; a merge counts as a few looks.
+ * return   looks done; 0 = nothing to do until the tree changes.
+ * who      the writer, between operations, best when it is idle. */
+uint32_t kvp_radix_w_tend(struct kvp_radix_w *w, uint32_t budget);
 /* kvp_radix_w_blocks: blocks the slot holds (visible or not). */
 uint64_t kvp_radix_w_blocks(const struct kvp_radix_w *w, uint32_t slot);
 /* kvp_radix_w_set_ready sets the flag that kvp_radix_ready reads. Release. */

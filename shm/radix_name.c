@@ -149,6 +149,17 @@ void kvp_radix_name_del(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, 
 	m.t[i] = 0;
 }
 
+void kvp_radix_name_move(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t from, uint32_t to)
+{
+	uint64_t h = kvp_radix_name_hash(w, ext, part_mix), want = ENTRY(h, from);
+	struct map m = map_of(w, h);
+	uint64_t i = h >> (64 - m.log2), mask = (1ULL << m.log2) - 1;
+	while (m.t[i] && m.t[i] != want)
+		i = (i + 1) & mask;
+	if (m.t[i])
+		m.t[i] = ENTRY(h, to);
+}
+
 /* ---- aliases ---- */
 
 static uint32_t ext_bucket(const struct kvp_radix_w *w, uint32_t slot, uint64_t ext)

@@ -24,6 +24,8 @@
 #define KVP_RADIX_OP_BLK_MAX 65536u	/* blocks in one redo record; longer operations are cut */
 #define KVP_RADIX_COL_GRAN 8u		/* words in a granule of the key column */
 #define KVP_RADIX_CUT_GRAN 4u		/* words in a granule of the cutoff arena */
+#define KVP_RADIX_SPLIT 1u
+#define KVP_RADIX_MERGE 2u
 #define KVP_RADIX_NAME_OTHER (1u << 31) /* in run_of: the map of names points elsewhere for this hash */
 
 /* Header of a run, in a table slot. 56 fixed bytes, then one bit a slot. */
@@ -114,8 +116,10 @@ struct kvp_radix_priv_shm {
 	struct kvp_objhdr hdr;
 	uint64_t generation; /* of the tree it belongs to; 0 = none yet */
 	uint32_t img_at;     /* table slot + 1 that img is being copied to; 0 = idle */
-	uint32_t split_on;   /* 1 between publishing the tail and shortening the head */
-	uint32_t split_head, split_tail, split_len; /* table slots, blocks that stay in the head */
+	uint32_t split_on; /* KVP_RADIX_SPLIT: tail being published, head not shortened yet; KVP_RADIX_MERGE:
+				head being lengthened, tail not taken out yet; 0 = idle */
+	uint32_t split_head, split_tail, split_len; /* table slots, blocks of the head without the tail */
+	uint32_t merge_from, merge_to; /* last block of the tail: column position before and after a merge */
 	uint32_t rid_bump, hole_bump, alias_bump;
 	struct kvp_radix_oprec op;
 	union { /* the header as it shall be */
@@ -209,6 +213,8 @@ struct kvp_radix_w {
 	struct kvp_radix_slot_shm *slot;
 	uint64_t *op_local, *op_ext;
 	uint32_t rid_free, hole_free, alias_free; /* + 1 but for rid; 0 = none */
+	uint32_t merge_at;			  /* next run to look at, 0 = no pass under way */
+	uint64_t merge_seen;			  /* operations done when the last pass began */
 	uint32_t pin_rid;			  /* run that must not be cut or killed now */
 	/* names: external hash -> position. Entry: 32 bits of the mixed hash << 32 | position + 1; 0 =
 	 * empty */
@@ -259,6 +265,7 @@ void kvp_radix_run_link(struct kvp_radix_w *w, uint32_t rid);
 uint32_t kvp_radix_parent_of(const struct kvp_radix_w *w, uint32_t rid); /* run, 0 = root */
 void kvp_radix_run_put(struct kvp_radix_w *w, uint32_t rid);
 void kvp_radix_col_use(struct kvp_radix_w *w, uint32_t base, uint32_t cap);
+void kvp_radix_col_unuse(struct kvp_radix_w *w, uint32_t base, uint32_t cap);
 void kvp_radix_reap(struct kvp_radix_w *w, uint32_t rid);
 void kvp_radix_kill(struct kvp_radix_w *w, uint32_t tslot);
 
@@ -300,6 +307,8 @@ static inline void kvp_radix_name_prefetch(const struct kvp_radix_w *w, uint64_t
 uint32_t kvp_radix_name_get(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix);
 int kvp_radix_name_put(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t pos);
 void kvp_radix_name_del(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t pos);
+/* kvp_radix_name_move: the block is found at another position from now on. */
+void kvp_radix_name_move(struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix, uint32_t from, uint32_t to);
 /* kvp_radix_name_sweep goes on with the growth of the map: at least budget places, to the next empty one. */
 void kvp_radix_name_sweep(struct kvp_radix_w *w, uint64_t budget);
 /* Position that the slot holds under ext, or KVP_RADIX_NOPOS. */
@@ -321,7 +330,11 @@ uint64_t *kvp_radix_ahead_names(struct kvp_radix_w *w, uint32_t log2);
 /* radix_recover.c: rebuild everything that is not kept, from the headers and the private records */
 int kvp_radix_recover(struct kvp_radix_w *w, struct kvp_radix_report *rep);
 
+/* radix_merge.c: merges in about budget looks at runs; returns looks done, 0 = nothing left to look at */
+uint32_t kvp_radix_merge_some(struct kvp_radix_w *w, uint32_t budget);
+
 /* radix_write.c */
+void kvp_radix_gauges(struct kvp_radix_w *w);
 void kvp_radix_redo(struct kvp_radix_w *w);
 static inline void kvp_radix_count(struct kvp_radix_w *w, uint64_t *stat, enum kvp_ctr id, uint64_t n)
 {

@@ -17,6 +17,8 @@ struct walk {
 	uint32_t total; /* blocks of the prompt, as far as they can be had */
 	uint32_t longest;
 	uint32_t guess, step; /* next position where a run is expected, and its expected length */
+	const struct kvp_radix_hdr_shm *prev; /* run before, NULL = none, and its version */
+	uint32_t prev_ver;
 	uint64_t chain;
 	uint64_t act[KVP_RADIX_WORD_MAX];
 	uint64_t key[RING];
@@ -30,7 +32,7 @@ struct visit {
 	uint32_t longest;
 };
 
-enum step { STEP_ON, STEP_END, STEP_TORN };
+enum step { STEP_ON, STEP_END, STEP_TORN, STEP_ANEW };
 
 static const uint64_t *col_of(const struct kvp_radix *r)
 {
@@ -197,8 +199,8 @@ static enum step visit_run(struct walk *w)
 	struct visit v;
 	uint64_t act[KVP_RADIX_WORD_MAX], any = 0;
 	int64_t i = probe(w, w->key[w->pos & (RING - 1)]);
-	if (i < 0)
-		return STEP_END;
+	if (i < 0) /* perhaps it has become part of the run before since that was read */
+		return w->prev && kvp_ld_rlx_u32(&w->prev->ver) != w->prev_ver ? STEP_ANEW : STEP_END;
 	const struct kvp_radix_hdr_shm *h = hdr_at(w, (uint64_t)i);
 	v.ver = kvp_ld_acq_u32(&h->ver); /* pairs with: kvp_radix_commit (version even) */
 	v.len = kvp_ld_rlx_u32(&h->len);
@@ -226,6 +228,8 @@ static enum step visit_run(struct walk *w)
 		any |= act[x];
 	}
 	w->longest = v.longest;
+	w->prev = h;
+	w->prev_ver = v.ver;
 	w->pos += v.matched;
 	if (any)
 		w->longest = w->pos;
@@ -236,22 +240,28 @@ static enum step visit_run(struct walk *w)
 	return STEP_ON;
 }
 
-/* Walks one state of the table. Returns 0 when retries are used up. */
-static int walk(struct walk *w)
+static enum step begin(struct walk *w)
 {
-	struct kvp_radix_match *m = w->m;
 	w->pos = w->have = w->longest = w->guess = 0;
 	w->step = KVP_RADIX_RUN_BLK_MAX;
 	w->total = w->q->total_blk;
 	w->chain = kvp_radix_seed(w->r->key_salt, w->q->part_salt);
 	for (uint32_t i = 0; i < w->r->word_cnt; i++) {
 		w->act[i] = ~0ULL;
-		m->active[i] = 0;
+		w->m->active[i] = 0;
 	}
-	enum step st = more_keys(w) ? STEP_ON : STEP_END;
+	w->prev = NULL;
+	return more_keys(w) ? STEP_ON : STEP_END;
+}
+
+/* Walks one state of the table. Returns 0 when retries are used up. */
+static int walk(struct walk *w)
+{
+	struct kvp_radix_match *m = w->m;
+	enum step st = begin(w);
 	while (st == STEP_ON) {
 		st = visit_run(w);
-		if (st != STEP_TORN)
+		if (st != STEP_TORN && st != STEP_ANEW)
 			continue;
 		if (m->retries >= KVP_RADIX_RETRY_MAX) {
 			m->gave_up = 1;
@@ -259,7 +269,7 @@ static int walk(struct walk *w)
 		}
 		m->retries++;
 		kvp_pause();
-		st = STEP_ON;
+		st = st == STEP_ANEW ? begin(w) : STEP_ON;
 	}
 	if (w->pos == 0) { /* nothing validated: also undoes what a torn visit wrote */
 		for (uint32_t i = 0; i < w->r->word_cnt; i++)

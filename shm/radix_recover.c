@@ -11,6 +11,23 @@ static uint32_t tab_cnt(const struct kvp_radix_w *w)
 	return w->tab_mask + 1;
 }
 
+/* The head was lengthened: what hung from the tail hangs from the head's new end, and the tail goes. The
+ * tail's header keeps its fields when it is dead. */
+static void finish_merge(struct kvp_radix_w *w, struct kvp_radix_report *rep)
+{
+	struct kvp_radix_priv_shm *p = w->priv;
+	if (p->split_head >= tab_cnt(w) || p->split_tail >= tab_cnt(w))
+		return;
+	if (kvp_radix_hdr(w, p->split_head)->len == p->split_len)
+		return;
+	for (uint32_t rid = 1; rid <= p->rid_bump; rid++)
+		if (w->run[rid].parent_pos == p->merge_from)
+			w->run[rid].parent_pos = p->merge_to;
+	if (kvp_radix_hdr(w, p->split_tail)->key >= KVP_RADIX_KEY_MIN)
+		kvp_radix_kill(w, p->split_tail);
+	rep->merges_finished++;
+}
+
 static void finish_structure(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 {
 	struct kvp_radix_priv_shm *p = w->priv;
@@ -19,7 +36,9 @@ static void finish_structure(struct kvp_radix_w *w, struct kvp_radix_report *rep
 		rep->headers_redone++;
 	}
 	p->img_at = 0;
-	if (p->split_on && p->split_head < tab_cnt(w) && p->split_tail < tab_cnt(w)) {
+	if (p->split_on == KVP_RADIX_MERGE) {
+		finish_merge(w, rep);
+	} else if (p->split_on && p->split_head < tab_cnt(w) && p->split_tail < tab_cnt(w)) {
 		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr(w, p->split_head);
 		const struct kvp_radix_hdr_shm *t = kvp_radix_hdr(w, p->split_tail);
 		if (h->len != p->split_len && t->key >= KVP_RADIX_KEY_MIN &&

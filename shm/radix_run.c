@@ -208,7 +208,7 @@ void kvp_radix_col_use(struct kvp_radix_w *w, uint32_t base, uint32_t cap)
 
 /* Gives the words of a run back; a granule is free when no run reaches into it (runs made by splits share
  * one). */
-static void col_unuse(struct kvp_radix_w *w, uint32_t base, uint32_t cap)
+void kvp_radix_col_unuse(struct kvp_radix_w *w, uint32_t base, uint32_t cap)
 {
 	uint32_t g = base / KVP_RADIX_COL_GRAN, end = (base + cap - 1) / KVP_RADIX_COL_GRAN + 1;
 	while (g < end) {
@@ -282,7 +282,7 @@ void kvp_radix_reap(struct kvp_radix_w *w, uint32_t rid)
 			 cls = KVP_RADIX_CUT_CLASS(h->cut_n);
 		kvp_radix_kill(w, w->run[rid].tslot);
 		run_unlink(w, rid);
-		col_unuse(w, base, cap);
+		kvp_radix_col_unuse(w, base, cap);
 		if (cls)
 			kvp_radix_buddy_put(&w->cutb, ref / KVP_RADIX_CUT_GRAN, 1u << (cls - 1));
 		kvp_radix_run_put(w, rid);
@@ -389,7 +389,7 @@ int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len)
 	w->priv->split_head = hslot;
 	w->priv->split_tail = tslot;
 	w->priv->split_len = len;
-	kvp_st_rel_u32(&w->priv->split_on, 1);
+	kvp_st_rel_u32(&w->priv->split_on, KVP_RADIX_SPLIT);
 	KVP_POINT("radix:split");
 	kvp_radix_commit(w, tslot);
 	KVP_POINT("radix:split_tail");

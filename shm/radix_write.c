@@ -14,7 +14,7 @@ struct put {
 	const uint64_t *local, *ext, *key;
 };
 
-static void gauges(struct kvp_radix_w *w)
+void kvp_radix_gauges(struct kvp_radix_w *w)
 {
 	kvp_st_rlx_u64(&w->pub->stat.col_used_words,
 		(uint64_t)(w->pub->col_bump - w->colb.free_gran) * KVP_RADIX_COL_GRAN);
@@ -348,7 +348,7 @@ static void op_begin(struct kvp_radix_w *w, enum kvp_radix_op op, uint32_t slot,
 static void op_end(struct kvp_radix_w *w)
 {
 	kvp_st_rel_u32(&w->priv->op.op, KVP_RADIX_OP_NONE);
-	gauges(w);
+	kvp_radix_gauges(w);
 }
 
 /* The store itself, from the cursor of the parent. */

@@ -75,6 +75,9 @@ static int run(uint32_t slots, uint64_t seed, const uint8_t *use, int cnt)
 						i, op->kind, op->n, got, want, b, a);
 				bad = i;
 			}
+			for (uint32_t n = i % 3 ? 0 : UINT32_MAX;
+				n && kvp_radix_w_tend(t.w, 5 + (uint32_t)i % 400);)
+				n--;
 		}
 		if (i % (BATCH * 7) == BATCH * 7 - 1 && reopen(&t))
 			bad = i;
@@ -88,6 +91,7 @@ static int run(uint32_t slots, uint64_t seed, const uint8_t *use, int cnt)
 	struct kvp_radix_stats st;
 	kvp_radix_stats(&t.r, &st);
 	sum.splits += st.splits;
+	sum.merges += st.merges;
 	sum.appends += st.appends;
 	sum.truncations += st.truncations;
 	sum.moved += st.moved;
@@ -152,11 +156,12 @@ int main(void)
 			if (!ok(bad < 0, "%u slots: tree and model agree over %d operations", geo[i], OPS))
 				shrink(geo[i], s, use, bad + 1 < OPS ? bad + 1 : OPS);
 		}
-	ok(sum.splits && sum.appends && sum.truncations && sum.moved && sum.renamed && sum.duplicate &&
-			sum.not_found && sum.unknown && sum.invalid && !sum.lost,
-		"all of it happened: %llu splits, %llu appends, %llu truncations, %llu moves, %llu renames",
-		(unsigned long long)sum.splits, (unsigned long long)sum.appends,
-		(unsigned long long)sum.truncations, (unsigned long long)sum.moved,
-		(unsigned long long)sum.renamed);
+	ok(sum.splits && sum.merges && sum.appends && sum.truncations && sum.moved && sum.renamed &&
+			sum.duplicate && sum.not_found && sum.unknown && sum.invalid && !sum.lost,
+		"all of it happened: %llu splits, %llu merges, %llu appends, %llu truncations, %llu moves, "
+		"%llu renames",
+		(unsigned long long)sum.splits, (unsigned long long)sum.merges,
+		(unsigned long long)sum.appends, (unsigned long long)sum.truncations,
+		(unsigned long long)sum.moved, (unsigned long long)sum.renamed);
 	return done();
 }

@@ -24,10 +24,11 @@ static const char *const place[] = {"radix:op", "radix:commit", "radix:commit_od
 	"radix:commit_key", "radix:committed", "radix:create", "radix:append", "radix:split",
 	"radix:split_tail", "radix:split_head", "radix:split_done", "radix:killed", "radix:cover_entry",
 	"radix:named", "radix:rename", "radix:move", "radix:unalias", "radix:hold_holes", "radix:drop_holes",
-	"radix:drop_seen", "radix:dropped", "radix:drop_all", "radix:table_begin", "radix:table_copied",
+	"radix:drop_seen", "radix:dropped", "radix:drop_all", "radix:merge", "radix:merge_head",
+	"radix:merge_children", "radix:merge_tail", "radix:merged", "radix:table_begin", "radix:table_copied",
 	"radix:table_new"};
 #define PLACES (sizeof(place) / sizeof(place[0]))
-#define PLACE_TABLE 23 /* the last three need a growing table */
+#define PLACE_TABLE 28 /* the last three need a growing table */
 
 static struct kvp_geom geom = {.slot_max = 8,
 	.rank_max = 64,
@@ -83,6 +84,8 @@ static int child(const char *where, uint32_t nth, int in_recovery, int filler_fr
 			filler_op(w, (uint64_t)(filler_from + i));
 		if (!filler_cnt)
 			op_tree(w, model, op, &unknown);
+		while (kvp_radix_w_tend(w, 100000))
+			;
 		_exit(0);
 	}
 	int st = 0;

@@ -24,6 +24,8 @@ enum {
 	OPS_PER_TURN = 256,   /* operations of one ring between two looks at the command ring */
 	BLKS_PER_TURN = 8192, /* or blocks, whichever comes first */
 	CMDS_PER_TURN = 64,
+	LOOKS_PER_IDLE_TURN = 1024, /* upkeep of the tree: under a millisecond, merges included about two */
+	LOOKS_PER_TURN = 16,
 	SLEEP_MS = KVP_SLEEP_MAX_MS,
 };
 #define EXPIRE_EVERY_NS 60000000000ull
@@ -288,6 +290,7 @@ static void run(struct daemon *d)
 			kvp_idx_clear_some(&d->idx, 1);
 			done++;
 		}
+		done += kvp_radix_w_tend(d->radix, done ? LOOKS_PER_TURN : LOOKS_PER_IDLE_TURN);
 		if (done)
 			kvp_idx_ahead_note(&d->ahead);
 		timers(d, now);

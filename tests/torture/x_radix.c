@@ -32,7 +32,7 @@ struct oracle {
 	struct oracle_slot slot[SLOTS];
 	struct tally reader[READERS];
 	uint32_t stop;
-	uint64_t ops, recovered, redone, undone, repeated, opens;
+	uint64_t ops, recovered, redone, undone, repeated, opens, merged, merges;
 };
 
 static struct kvp_geom geom = {.slot_max = 8,
@@ -153,6 +153,7 @@ static void writer(uint64_t seed)
 	oracle->opens++;
 	oracle->redone += rep.headers_redone;
 	oracle->undone += rep.splits_undone;
+	oracle->merged += rep.merges_finished;
 	oracle->repeated += rep.ops_repeated;
 	for (uint32_t s = 0; s < SLOTS; s++) {
 		struct oracle_slot *o = &oracle->slot[s];
@@ -174,9 +175,14 @@ static void writer(uint64_t seed)
 		kvp_st_sc_u32(&o->seq, o->seq + 1);
 		oracle->recovered++;
 	}
-	while (!kvp_ld_acq_u32(&oracle->stop))
+	while (!kvp_ld_acq_u32(&oracle->stop)) {
 		if (change(w, &g, rnd_below(&g, SLOTS)) != KVP_OK)
 			_exit(5);
+		kvp_radix_w_tend(w, 40);
+	}
+	struct kvp_radix_stats st;
+	kvp_radix_stats(&r, &st);
+	oracle->merges = st.merges;
 	_exit(kvp_radix_check(&r) || kvp_radix_w_check(w) ? 6 : 0);
 }
 
@@ -298,16 +304,17 @@ int main(void)
 	}
 	is_u64(bad_exit, 0,
 		"every writer recovered a sound tree (%llu kills, %llu opened, %llu headers finished, "
-		"%llu splits undone, %llu operations repeated)",
+		"%llu splits undone, %llu merges finished, %llu operations repeated)",
 		(unsigned long long)kills, (unsigned long long)oracle->opens,
 		(unsigned long long)oracle->redone, (unsigned long long)oracle->undone,
-		(unsigned long long)oracle->repeated);
+		(unsigned long long)oracle->merged, (unsigned long long)oracle->repeated);
 	struct tally *a = &oracle->reader[0], *b = &oracle->reader[1];
 	is_u64(a->wrong + b->wrong, 0,
 		"no foreign slot, no wrong depth in %llu lookups (%llu exact comparisons)",
 		(unsigned long long)(a->queries + b->queries), (unsigned long long)(a->exact + b->exact));
 	ok(a->queries && b->queries && a->exact && oracle->ops, "readers and writer worked (%llu changes)",
 		(unsigned long long)oracle->ops);
+	ok(oracle->merges > 0, "runs were merged under readers (%llu)", (unsigned long long)oracle->merges);
 	printf("# retries %llu, gave up %llu, slowest lookup %llu us\n",
 		(unsigned long long)(a->retries + b->retries), (unsigned long long)(a->gave_up + b->gave_up),
 		(unsigned long long)(a->slowest_ns > b->slowest_ns ? a->slowest_ns : b->slowest_ns) / 1000);
