@@ -9,7 +9,7 @@
  * Ordering   none: process-local memory. Events must be normalised in the order of the stream.
  * Lifetime   a decoded batch points into the payload and the arena: valid until the next decode, or until the
  *            payload goes. An operation points into the batch.
- * Crash      all state is lost with the process; the listener starts with an unset watermark and replays.
+ * Crash      all state is lost with the process, unless somebody keeps its notes (kvp_kv_norm_notes).
  * Proved by  tests/v_kv_events.c (70 payloads), tests/t_kv_event.c, tests/fuzz/f_kvevent.c.
  *
  * Every published shape of a batch and an event is accepted (arrays, maps, old and new tails, SGLang's
@@ -158,6 +158,21 @@ void kvp_kv_norm_free(struct kvp_kv_norm *n);
  * removed by somebody else than its own events (LoRA and salt of its blocks; learned groups stay). */
 void kvp_kv_norm_reset(struct kvp_kv_norm *n);
 void kvp_kv_norm_forget_rank(struct kvp_kv_norm *n, uint32_t dp_rank);
+/* One thing that a listener remembers, for those who keep it over a restart: a block with LoRA or salt, or
+ * the class of a cache group (KVP_KV_NOTE_GROUP). (dp_rank, that bit, id) names it. */
+#define KVP_KV_NOTE_GROUP 0x80000000u
+struct kvp_kv_note {
+	uint64_t id; /* external hash, or group index */
+	uint64_t lora_term, salt_term;
+	uint32_t dp_rank;
+	uint32_t state; /* opaque but for KVP_KV_NOTE_GROUP; no other bit set: forgotten */
+};
+/* kvp_kv_norm_notes gives what the last kvp_kv_normalise or kvp_kv_norm_forget_rank has changed, whatever its
+ * answer, in order; valid until the next call for n. Who applies the notes of a stream to a map has what n
+ * remembers. kvp_kv_norm_reset makes none. kvp_kv_norm_restore puts the notes of such a map into an empty n:
+ * KVP_ERR_FULL beyond its limits (the rest is left out); a note that makes no sense is skipped. */
+uint32_t kvp_kv_norm_notes(const struct kvp_kv_norm *n, const struct kvp_kv_note **out);
+int kvp_kv_norm_restore(struct kvp_kv_norm *n, const struct kvp_kv_note *note, uint32_t cnt);
 /* kvp_kv_norm_remembered: blocks with LoRA or salt remembered now (gauge). */
 uint32_t kvp_kv_norm_remembered(const struct kvp_kv_norm *n);
 

@@ -39,6 +39,8 @@ struct kvp_kv_norm {
 	uint64_t *seen; /* scratch of the self-reference check: hash + stamp pairs */
 	uint32_t seen_max;
 	uint64_t stamp;
+	struct kvp_kv_note *note; /* what the last call changed */
+	uint32_t note_cnt, note_max;
 };
 
 /* ---- names ---- */
@@ -97,6 +99,51 @@ struct kvp_kv_norm *kvp_kv_norm_new(uint32_t block_size)
 	return n;
 }
 
+/* ---- notes ---- */
+
+#define NOTE_LORA 0x100u
+#define NOTE_SALT 0x200u
+#define NOTE_AMBIGUOUS 0x400u
+#define NOTE_TIERS 0xfu
+#define NOTE_CLASS 0x10u /* a group: the class is in the bits below */
+
+static int note_room(struct kvp_kv_norm *n, uint64_t cnt)
+{
+	uint64_t max = n->note_max ? n->note_max : 64;
+	while (max < n->note_cnt + cnt)
+		max *= 2;
+	if (max == n->note_max)
+		return KVP_OK;
+	struct kvp_kv_note *note = max > UINT32_MAX ? NULL : realloc(n->note, max * sizeof(*note));
+	if (!note)
+		return KVP_ERR_FULL;
+	n->note = note;
+	n->note_max = (uint32_t)max;
+	return KVP_OK;
+}
+
+/* Without memory the note is lost: what it would have ended is remembered for longer. Notes of what begins
+ * are made sure of before (note_room). */
+static void note_add(struct kvp_kv_norm *n, const struct kvp_kv_note *note)
+{
+	if (note_room(n, 1) == KVP_OK)
+		n->note[n->note_cnt++] = *note;
+}
+
+static void note_block(struct kvp_kv_norm *n, const struct rank_state *r, const struct memory *m)
+{
+	uint32_t state = m->tiers | (m->has_lora ? NOTE_LORA : 0) | (m->has_salt ? NOTE_SALT : 0) |
+			 (m->ambiguous ? NOTE_AMBIGUOUS : 0);
+	struct kvp_kv_note note = {m->ext, m->lora_term, m->salt_term, r->dp_rank, m->tiers ? state : 0};
+	note_add(n, &note);
+}
+
+uint32_t kvp_kv_norm_notes(const struct kvp_kv_norm *n, const struct kvp_kv_note **out)
+{
+	*out = n->note;
+	return n->note_cnt;
+}
+
 static void forget_blocks(struct kvp_kv_norm *n, struct rank_state *r)
 {
 	n->remembered -= r->cell_cnt;
@@ -107,6 +154,7 @@ static void forget_blocks(struct kvp_kv_norm *n, struct rank_state *r)
 
 void kvp_kv_norm_reset(struct kvp_kv_norm *n)
 {
+	n->note_cnt = 0;
 	for (uint32_t i = 0; i < n->rank_cnt; i++) {
 		forget_blocks(n, n->rank[i]);
 		free(n->rank[i]);
@@ -121,6 +169,7 @@ void kvp_kv_norm_free(struct kvp_kv_norm *n)
 		return;
 	kvp_kv_norm_reset(n);
 	free(n->seen);
+	free(n->note);
 	free(n);
 }
 
@@ -150,11 +199,24 @@ static struct rank_state *rank_get(struct kvp_kv_norm *n, uint32_t dp_rank)
 	return r;
 }
 
-void kvp_kv_norm_forget_rank(struct kvp_kv_norm *n, uint32_t dp_rank)
+static void forget_rank(struct kvp_kv_norm *n, uint32_t dp_rank)
 {
 	struct rank_state *r = rank_find(n, dp_rank);
+	for (uint32_t i = 0; r && i < r->cell_max; i++) {
+		struct memory gone = r->cell[i];
+		if (!gone.tiers)
+			continue;
+		gone.tiers = 0;
+		note_block(n, r, &gone);
+	}
 	if (r)
 		forget_blocks(n, r);
+}
+
+void kvp_kv_norm_forget_rank(struct kvp_kv_norm *n, uint32_t dp_rank)
+{
+	n->note_cnt = 0;
+	forget_rank(n, dp_rank);
 }
 
 /* ---- block memory ---- */
@@ -205,6 +267,8 @@ static int reserve(struct kvp_kv_norm *n, struct rank_state *r, uint32_t cnt)
 static void forget_cell(struct kvp_kv_norm *n, struct rank_state *r, struct memory *m)
 {
 	uint32_t mask = r->cell_max - 1, hole = (uint32_t)(m - r->cell);
+	m->tiers = 0;
+	note_block(n, r, m);
 	for (uint32_t i = (hole + 1) & mask; r->cell[i].tiers; i = (i + 1) & mask) {
 		uint32_t home = slot_of(r->cell[i].ext, r->cell_max);
 		if (((i - home) & mask) >= ((i - hole) & mask)) {
@@ -224,7 +288,10 @@ static void forget_tier(struct kvp_kv_norm *n, struct rank_state *r, enum kvp_kv
 	for (uint32_t i = 0; i < r->cell_max; i++) {
 		while (r->cell[i].tiers == TIER_BIT(tier))
 			forget_cell(n, r, &r->cell[i]);
-		r->cell[i].tiers &= (uint8_t)~TIER_BIT(tier);
+		if (r->cell[i].tiers & TIER_BIT(tier)) {
+			r->cell[i].tiers &= (uint8_t)~TIER_BIT(tier);
+			note_block(n, r, &r->cell[i]);
+		}
 	}
 }
 
@@ -257,17 +324,25 @@ static enum kvp_kv_reason names_of(struct rank_state *r, const struct kvp_kv_eve
 	return KVP_KV_REASON_OK;
 }
 
+static int same_memory(const struct memory *a, const struct memory *b)
+{
+	return a->ext == b->ext && a->lora_term == b->lora_term && a->salt_term == b->salt_term &&
+	       a->tiers == b->tiers && a->has_lora == b->has_lora && a->has_salt == b->has_salt &&
+	       a->ambiguous == b->ambiguous;
+}
+
 static enum kvp_kv_reason remember(struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev,
 	enum kvp_kv_tier tier, const struct names *names)
 {
 	int is_named = names->has_lora || names->has_salt;
 	if (!is_named && !r->cell_cnt)
 		return KVP_KV_REASON_OK;
-	if (is_named && reserve(n, r, ev->hash_cnt) != KVP_OK)
+	if ((is_named && reserve(n, r, ev->hash_cnt) != KVP_OK) || note_room(n, ev->hash_cnt) != KVP_OK)
 		return KVP_KV_REASON_STATE_FULL;
 	for (uint32_t i = 0; i < ev->hash_cnt; i++) {
 		struct memory *m = recall(r, ev->hash[i]);
 		if (m) {
+			struct memory was = *m;
 			if (m->has_salt != names->has_salt || m->salt_term != names->salt_term)
 				m->ambiguous |= m->has_salt | names->has_salt;
 			if (names->has_lora) {
@@ -275,6 +350,8 @@ static enum kvp_kv_reason remember(struct kvp_kv_norm *n, struct rank_state *r, 
 				m->lora_term = names->lora_term;
 			}
 			m->tiers |= TIER_BIT(tier);
+			if (!same_memory(&was, m))
+				note_block(n, r, m);
 			continue;
 		}
 		if (!is_named)
@@ -288,6 +365,7 @@ static enum kvp_kv_reason remember(struct kvp_kv_norm *n, struct rank_state *r, 
 			.tiers = TIER_BIT(tier),
 			.has_lora = names->has_lora,
 			.has_salt = names->has_salt};
+		note_block(n, r, &r->cell[to]);
 		r->cell_cnt++;
 		n->remembered++;
 	}
@@ -310,24 +388,28 @@ static enum group_class class_of(struct kvp_kv_str kind)
 	return GROUP_UNKNOWN;
 }
 
-static void learn(struct rank_state *r, uint32_t group_idx, enum group_class class)
+static void learn(
+	struct kvp_kv_norm *n, struct rank_state *r, uint32_t group_idx, enum group_class class)
 {
-	for (uint32_t i = 0; i < r->learned_cnt; i++) {
-		if (r->learned[i].group_idx == group_idx) {
-			r->learned[i].class = class;
-			return;
-		}
-	}
-	if (r->learned_cnt < KVP_KV_GROUP_MAX)
-		r->learned[r->learned_cnt++] = (struct learned){group_idx, class};
+	uint32_t i = 0;
+	while (i < r->learned_cnt && r->learned[i].group_idx != group_idx)
+		i++;
+	if (i == KVP_KV_GROUP_MAX || (i < r->learned_cnt && r->learned[i].class == class))
+		return;
+	r->learned_cnt += i == r->learned_cnt;
+	r->learned[i] = (struct learned){group_idx, class};
+	struct kvp_kv_note note = {
+		group_idx, 0, 0, r->dp_rank, KVP_KV_NOTE_GROUP | NOTE_CLASS | (uint32_t)class};
+	note_add(n, &note);
 }
 
-static enum kvp_kv_reason check_group(struct rank_state *r, const struct kvp_kv_event *ev)
+static enum kvp_kv_reason check_group(
+	struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev)
 {
 	if (ev->group_kind.p) {
 		enum group_class class = class_of(ev->group_kind);
 		if (ev->has_group && ev->kind == KVP_KV_STORED)
-			learn(r, ev->group_idx, class);
+			learn(n, r, ev->group_idx, class);
 		return class == GROUP_MAIN      ? KVP_KV_REASON_OK
 		       : class == GROUP_UNKNOWN ? KVP_KV_REASON_UNKNOWN_KIND
 						: KVP_KV_REASON_NON_MAIN_KIND;
@@ -383,14 +465,17 @@ static enum kvp_kv_reason check_distinct(struct kvp_kv_norm *n, const struct kvp
 
 /* ---- kinds ---- */
 
-static enum kvp_kv_reason attach(struct rank_state *r, const struct kvp_kv_event *ev, struct kvp_kv_op *op)
+static enum kvp_kv_reason attach(
+	struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev, struct kvp_kv_op *op)
 {
 	if (op->tier == KVP_KV_DEVICE || !ev->hash_cnt)
 		return KVP_KV_REASON_EMPTY_STORE;
 	for (uint32_t i = 0; i < ev->hash_cnt; i++) {
 		struct memory *m = recall(r, ev->hash[i]);
-		if (m)
-			m->tiers |= TIER_BIT(op->tier);
+		if (!m || (m->tiers & TIER_BIT(op->tier)))
+			continue;
+		m->tiers |= TIER_BIT(op->tier);
+		note_block(n, r, m);
 	}
 	op->kind = KVP_KV_OP_ATTACH;
 	op->ext = ev->hash;
@@ -405,7 +490,7 @@ static enum kvp_kv_reason store(
 	if (why != KVP_KV_REASON_OK)
 		return why;
 	if (!ev->tok_cnt || (!ev->block_size && op->tier != KVP_KV_DEVICE))
-		return attach(r, ev, op);
+		return attach(n, r, ev, op);
 	if (ev->block_size != n->block_size)
 		return KVP_KV_REASON_BLOCK_SIZE;
 	uint32_t blocks = (ev->tok_cnt - (ev->window == KVP_HASH_WINDOW_EAGLE)) / n->block_size;
@@ -441,10 +526,12 @@ static void removed(
 		struct memory *m = recall(r, ev->hash[i]);
 		if (!m)
 			continue;
-		if (m->tiers == TIER_BIT(op->tier))
+		if (m->tiers == TIER_BIT(op->tier)) {
 			forget_cell(n, r, m);
-		else
+		} else if (m->tiers & TIER_BIT(op->tier)) {
 			m->tiers &= (uint8_t)~TIER_BIT(op->tier);
+			note_block(n, r, m);
+		}
 	}
 	op->kind = KVP_KV_OP_REMOVE;
 	op->ext = ev->hash;
@@ -468,7 +555,7 @@ static enum kvp_kv_reason block_event(
 	if (why == KVP_KV_REASON_OK && !(r = rank_get(n, dp_rank)))
 		why = KVP_KV_REASON_STATE_FULL;
 	if (why == KVP_KV_REASON_OK)
-		why = check_group(r, ev);
+		why = check_group(n, r, ev);
 	if (why != KVP_KV_REASON_OK)
 		return why;
 	if (ev->kind == KVP_KV_STORED)
@@ -483,13 +570,14 @@ enum kvp_kv_reason kvp_kv_normalise(
 	struct kvp_kv_op o = {.dp_rank = dp_rank};
 	enum kvp_kv_reason why = KVP_KV_REASON_OK;
 	struct rank_state *r = rank_find(n, dp_rank);
+	n->note_cnt = 0;
 	switch (ev->kind) {
 	case KVP_KV_STORED:
 	case KVP_KV_REMOVED:
 		why = block_event(n, ev, dp_rank, &o);
 		break;
 	case KVP_KV_CLEARED:
-		kvp_kv_norm_forget_rank(n, dp_rank);
+		forget_rank(n, dp_rank);
 		o.kind = KVP_KV_OP_CLEAR;
 		break;
 	case KVP_KV_TIER_CLEARED:
@@ -509,4 +597,45 @@ enum kvp_kv_reason kvp_kv_normalise(
 	if (why == KVP_KV_REASON_OK)
 		*op = o;
 	return why;
+}
+
+/* ---- after a restart ---- */
+
+static int restore_one(struct kvp_kv_norm *n, const struct kvp_kv_note *note)
+{
+	struct rank_state *r = rank_get(n, note->dp_rank);
+	if (!r)
+		return KVP_ERR_FULL;
+	if (note->state & KVP_KV_NOTE_GROUP) {
+		uint32_t class = note->state & ~(KVP_KV_NOTE_GROUP | NOTE_CLASS);
+		if ((note->state & NOTE_CLASS) && class <= GROUP_UNKNOWN)
+			learn(n, r, (uint32_t)note->id, (enum group_class)class);
+		return KVP_OK;
+	}
+	if (!(note->state & NOTE_TIERS) || recall(r, note->id))
+		return KVP_OK;
+	if (reserve(n, r, 1) != KVP_OK)
+		return KVP_ERR_FULL;
+	uint32_t to = slot_of(note->id, r->cell_max);
+	while (r->cell[to].tiers)
+		to = (to + 1) & (r->cell_max - 1);
+	r->cell[to] = (struct memory){.ext = note->id,
+		.lora_term = note->lora_term,
+		.salt_term = note->salt_term,
+		.tiers = note->state & NOTE_TIERS,
+		.has_lora = (note->state & NOTE_LORA) != 0,
+		.has_salt = (note->state & NOTE_SALT) != 0,
+		.ambiguous = (note->state & NOTE_AMBIGUOUS) != 0};
+	r->cell_cnt++;
+	n->remembered++;
+	return KVP_OK;
+}
+
+int kvp_kv_norm_restore(struct kvp_kv_norm *n, const struct kvp_kv_note *note, uint32_t cnt)
+{
+	int rc = KVP_OK;
+	for (uint32_t i = 0; !rc && i < cnt; i++)
+		rc = restore_one(n, &note[i]);
+	n->note_cnt = 0;
+	return rc;
 }

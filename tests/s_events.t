@@ -235,6 +235,29 @@ def killed(node):
     e.close()
 
 
+def killed_namespaces(node):
+    """What the stream said once only is not lost with the indexer, and no replay service gives it back."""
+    e = Engine(False)
+    e.register(node, 7)
+    e.send(0, stored(11, 0, 3, cache_salt="s"))
+    e.send(1, stored(12, 0, 3, lora_name="a"))
+    e.send(2, stored(13, 0, 3, group_idx=1, kv_cache_spec_kind="full_attention"))
+    e.send(3, stored(11, 3, 4))
+    becomes(node, 11, 6, {(7, 0): 4}, "a block inherits its parent's salt", cache_salt="s")
+    for life in (0, 1):
+        os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
+        e.subscribed()
+        e.send(4 + 3 * life, stored(11, 4 + life, 5 + life))
+        e.send(5 + 3 * life, stored(12, 3 + life, 4 + life))
+        e.send(6 + 3 * life, stored(13, 3 + life, 4 + life, group_idx=1))
+        becomes(node, 11, 6, {(7, 0): 5 + life}, "after a kill, too", cache_salt="s")
+        becomes(node, 12, 5, {(7, 0): 4 + life}, "or its adapter", lora_name="a")
+        becomes(node, 13, 5, {(7, 0): 4 + life}, "and the cache group is known")
+    tap.same([depth(node, 11, 6)[(7, 0)], depth(node, 12, 5)[(7, 0)]], [0, 0], "nothing went without")
+    node.call("DELETE", "/workers/7")
+    e.close()
+
+
 with Node() as node:
     restart(node)
     gap(node, False, 3)
@@ -245,4 +268,5 @@ with Node() as node:
     anew(node)
     namespaces(node)
     killed(node)
+    killed_namespaces(node)
 sys.exit(tap.done())

@@ -549,6 +549,105 @@ static void test_memory_model(void)
 	kvp_kv_norm_free(n);
 }
 
+/* Notes of a stream kept in a plain list, as somebody who outlives the listener does. */
+struct kept {
+	struct kvp_kv_note note[4096];
+	uint32_t cnt;
+};
+
+static int same_note(const struct kvp_kv_note *a, const struct kvp_kv_note *b)
+{
+	return a->id == b->id && a->dp_rank == b->dp_rank && !((a->state ^ b->state) & KVP_KV_NOTE_GROUP);
+}
+
+static void keep_notes(struct kept *k, const struct kvp_kv_norm *n)
+{
+	const struct kvp_kv_note *note;
+	uint32_t cnt = kvp_kv_norm_notes(n, &note);
+	for (uint32_t i = 0; i < cnt; i++) {
+		uint32_t at = 0;
+		while (at < k->cnt && !same_note(&k->note[at], &note[i]))
+			at++;
+		k->note[at] = note[i];
+		k->cnt += at == k->cnt;
+		if (!(note[i].state & ~KVP_KV_NOTE_GROUP))
+			k->note[at] = k->note[--k->cnt];
+	}
+}
+
+static struct kvp_kv_str text(const char *s)
+{
+	return (struct kvp_kv_str){s, s ? (uint32_t)strlen(s) : 0};
+}
+
+/* A listener that is replaced now and then by one made of its notes answers like one that is not. */
+static void test_notes(void)
+{
+	enum { BLOCKS = 200 };
+	static struct kept kept;
+	struct kvp_kv_norm *n = kvp_kv_norm_new(4), *whole = kvp_kv_norm_new(4);
+	const char *env = getenv("KVP_SEED");
+	uint64_t s = env ? strtoull(env, NULL, 10) : 7, wrong = 0, seeds = 0, ambiguous = 0;
+	static const char *const medium[] = {"GPU", "GPU", "CPU", "DISK"},
+				 *const lora[] = {NULL, NULL, "a", "b"},
+				 *const salt[] = {NULL, NULL, NULL, NULL, NULL, "s", "t"},
+				 *const kind[] = {NULL, NULL, NULL, "full_attention", "mamba", "new"};
+	static uint32_t tok[8 * 4];
+	for (int round = 0; round < 30000; round++) {
+		uint64_t hash[8], first = rnd(&s) % (BLOCKS - 9), what = rnd(&s) % 1000;
+		struct kvp_kv_event ev = {.hash = hash,
+			.hash_cnt = 1 + (uint32_t)(rnd(&s) % 4),
+			.tok = rnd(&s) % 10 ? tok : NULL,
+			.block_size = 4,
+			.medium = text(medium[rnd(&s) % 4]),
+			.lora = text(lora[rnd(&s) % 4]),
+			.salt = text(salt[rnd(&s) % 7]),
+			.has_group = rnd(&s) % 4 == 0,
+			.group_idx = (uint32_t)(rnd(&s) % 3),
+			.has_parent = 1,
+			.parent = first};
+		if (ev.has_group)
+			ev.group_kind = text(kind[rnd(&s) % 6]);
+		ev.tok_cnt = ev.tok ? 4 * ev.hash_cnt : 0;
+		ev.kind = what == 0  ? KVP_KV_CLEARED
+			  : what < 4 ? KVP_KV_TIER_CLEARED
+			  : what % 2 ? KVP_KV_STORED
+				     : KVP_KV_REMOVED;
+		for (uint32_t i = 0; i < ev.hash_cnt; i++)
+			hash[i] = first + 1 + i;
+		uint32_t rank = (uint32_t)(rnd(&s) % 2);
+		struct kvp_kv_op a = {.seed = 0}, b = {.seed = 0};
+		enum kvp_kv_reason why = kvp_kv_normalise(n, &ev, rank, &a);
+		wrong += why != kvp_kv_normalise(whole, &ev, rank, &b) || a.seed != b.seed;
+		seeds += a.seed > KVP_HASH_BASE_SEED;
+		ambiguous += why == KVP_KV_REASON_AMBIGUOUS;
+		keep_notes(&kept, n);
+		if (round % 100 == 0) {
+			kvp_kv_norm_free(n);
+			n = kvp_kv_norm_new(4);
+			wrong += kvp_kv_norm_restore(n, kept.note, kept.cnt) != KVP_OK;
+			wrong += kvp_kv_norm_remembered(n) != kvp_kv_norm_remembered(whole);
+		}
+	}
+	is_u64(wrong, 0, "30000 events: a successor made of the notes answers as the first would");
+	ok(seeds > 1000 && ambiguous > 100, "%llu seeds, %llu ambiguous parents", (unsigned long long)seeds,
+		(unsigned long long)ambiguous);
+	for (uint32_t rank = 0; rank < 2; rank++) {
+		kvp_kv_norm_forget_rank(n, rank);
+		keep_notes(&kept, n);
+	}
+	uint32_t groups = 0;
+	for (uint32_t i = 0; i < kept.cnt; i++)
+		groups += (kept.note[i].state & KVP_KV_NOTE_GROUP) != 0;
+	ok(kept.cnt == groups && groups > 0, "ranks forgotten: only their groups are left (%u)", groups);
+	struct kvp_kv_note odd[] = {
+		{1, 2, 3, 0, 0}, {1, 2, 3, 0, KVP_KV_NOTE_GROUP | 0x1f}, {1, 2, 3, 0, 0x700}};
+	ok(kvp_kv_norm_restore(n, odd, 3) == KVP_OK && kvp_kv_norm_remembered(n) == 0,
+		"notes that make no sense are skipped");
+	kvp_kv_norm_free(n);
+	kvp_kv_norm_free(whole);
+}
+
 static void test_state_limits(void)
 {
 	struct kvp_kv_norm *n = kvp_kv_norm_new(4);
@@ -587,6 +686,7 @@ int main(void)
 	test_salt();
 	test_tokenless();
 	test_memory_model();
+	test_notes();
 	test_state_limits();
 	msgpack_sbuffer_destroy(&B);
 	kvp_kv_dec_free(D);

@@ -3,6 +3,7 @@
 #include "daemons/common/config.h"
 #include "daemons/common/log.h"
 #include "shm/mark.h"
+#include "shm/memo.h"
 #include "shm/region.h"
 #include <kvpick/clock.h>
 #include <errno.h>
@@ -172,7 +173,8 @@ void kvp_boot_index_layout(const struct kvp_geom *g, struct kvp_boot_index *out)
 {
 	out->radix_off = 0;
 	out->mark_off = kvp_align_up(kvp_radix_priv_footprint(g), KVP_PAGE);
-	out->bytes = out->mark_off + kvp_align_up(kvp_mark_footprint(g), KVP_PAGE);
+	out->memo_off = out->mark_off + kvp_align_up(kvp_mark_footprint(g), KVP_PAGE);
+	out->bytes = out->memo_off + kvp_align_up(kvp_memo_footprint(g), KVP_PAGE);
 }
 
 int kvp_boot_exit(int rc)

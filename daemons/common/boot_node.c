@@ -2,6 +2,7 @@
 
 #include "daemons/common/config.h"
 #include "shm/mark.h"
+#include "shm/memo.h"
 #include "shm/region.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -159,6 +160,7 @@ static int index_segment(struct kvp_node *n, const struct kvp_geom *g)
 		return KVP_ERR_SYS;
 	int rc = kvp_radix_priv_new(mem + x.radix_off, g);
 	rc = rc ? rc : kvp_mark_new(mem + x.mark_off, g);
+	rc = rc ? rc : kvp_memo_new(mem + x.memo_off, g);
 	munmap(mem, x.bytes);
 	return rc;
 }

@@ -54,6 +54,20 @@ static void apply_mark(
 		kvp_hist_add(idx->ctr, KVP_HIST_APPLY_NS, now_ns > m->recv_ns ? now_ns - m->recv_ns : 0);
 }
 
+/* What a rank's listener has learned, kept for its successor. A rank outside the tree starts anew when it
+ * gets an index slot. */
+static void apply_notes(struct kvp_idx *idx, const struct kvp_idx_rank *own, const struct kvp_idx_msg *m)
+{
+	uint32_t lost = 0, lost_one;
+	for (uint32_t i = 0; idx->memo && own->index_slot != KVP_INDEX_NONE && i < m->n; i++) {
+		const uint64_t *w = &m->data[(uint64_t)KVP_IDX_NOTE_WORDS * i];
+		struct kvp_memo_note note = {w[0], {w[1], w[2]}, (uint32_t)(w[3] >> 32), (uint32_t)w[3]};
+		kvp_memo_put(idx->memo, m->rank_slot, &note, 1, &lost_one);
+		lost += lost_one;
+	}
+	kvp_ctr_add(idx->ctr, KVP_CTR_EV_NOTES_LOST, lost);
+}
+
 void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now_ns)
 {
 	struct kvp_idx_rank *own = m->rank_slot < idx->cat.cat.rank_max ? &idx->rank[m->rank_slot] : NULL;
@@ -63,6 +77,10 @@ void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t no
 	}
 	if (m->op == KVP_IDX_MARK) {
 		apply_mark(idx, own, m, now_ns);
+		return;
+	}
+	if (m->op == KVP_IDX_NOTES) {
+		apply_notes(idx, own, m);
 		return;
 	}
 	if (m->op == KVP_IDX_RESTART) {

@@ -24,6 +24,7 @@
 #include "shm/catalogue.h"
 #include "shm/counter.h"
 #include "shm/mark.h"
+#include "shm/memo.h"
 #include "shm/radix.h"
 #include "shm/resv.h"
 
@@ -72,6 +73,9 @@ struct kvp_idx {
 	struct kvp_radix_w *radix;
 	struct kvp_book *book;
 	struct kvp_mark *mark; /* NULL: marks are not kept */
+	struct kvp_memo *memo; /* set before kvp_idx_recover; NULL: what listeners remember is not kept */
+	struct kvp_memo_note *note; /* while recovering: what they are to start with, by rank slot */
+	uint64_t *note_first;
 	struct kvp_ctr_column_shm *ctr;
 	struct kvp_idx_listeners *listeners;
 	struct kvp_json *json;
@@ -123,6 +127,10 @@ uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max);
 enum kvp_idx_resume { KVP_IDX_FRESH, KVP_IDX_RESUME, KVP_IDX_REFILL };
 int kvp_idx_rank_listen(struct kvp_idx *idx, uint32_t rank_slot, const char *event, const char *replay,
 	enum kvp_idx_resume how);
+/* kvp_idx_notes_load reads what the listeners of before remembered; rank_listen with RESUME hands it over.
+ * KVP_ERR_SYS. */
+int kvp_idx_notes_load(struct kvp_idx *idx);
+void kvp_idx_notes_free(struct kvp_idx *idx);
 /* kvp_idx_index_waiting gives free index slots to ranks that have none; their listeners start anew. */
 void kvp_idx_index_waiting(struct kvp_idx *idx);
 void kvp_idx_gauges(struct kvp_idx *idx);

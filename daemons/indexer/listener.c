@@ -184,6 +184,42 @@ static int push_op(struct listener *l, const struct kvp_kv_op *op)
 	}
 }
 
+/* What the normaliser has learned or forgotten by the last call. */
+static int push_notes(struct listener *l)
+{
+	const struct kvp_kv_note *note;
+	uint32_t cnt = kvp_kv_norm_notes(l->norm, &note);
+	for (uint32_t first = 0, n; first < cnt; first += n) {
+		n = cnt - first < KVP_IDX_MSG_NOTE_MAX ? cnt - first : KVP_IDX_MSG_NOTE_MAX;
+		struct kvp_idx_msg *m =
+			reserve(l, KVP_IDX_NOTES, (uint32_t)KVP_IDX_MSG_WORDS + KVP_IDX_NOTE_WORDS * n);
+		if (!m)
+			return KVP_ERR_AGAIN;
+		m->dp_rank = l->spec.dp_rank;
+		m->n = n;
+		for (uint32_t i = 0; i < n; i++) {
+			uint64_t *w = &m->data[(uint64_t)KVP_IDX_NOTE_WORDS * i];
+			w[0] = note[first + i].id;
+			w[1] = note[first + i].lora_term;
+			w[2] = note[first + i].salt_term;
+			w[3] = (uint64_t)note[first + i].dp_rank << 32 | note[first + i].state;
+		}
+		kvp_idx_ring_commit(&l->thread->ring);
+	}
+	return KVP_OK;
+}
+
+static int restore_notes(struct kvp_kv_norm *norm, const struct kvp_memo_note *note, uint32_t cnt)
+{
+	int rc = KVP_OK;
+	for (uint32_t i = 0; !rc && i < cnt; i++) {
+		struct kvp_kv_note one = {
+			note[i].id, note[i].word[0], note[i].word[1], note[i].dp_rank, note[i].state};
+		rc = kvp_kv_norm_restore(norm, &one, 1);
+	}
+	return rc;
+}
+
 static void count_reason(struct listener *l, enum kvp_kv_reason why, const struct kvp_kv_event *ev)
 {
 	static const enum kvp_ctr ctr[KVP_KV_REASON_CNT] = {
@@ -232,6 +268,8 @@ static int on_batch(void *ctx, uint64_t seq, const void *payload, size_t len, en
 		if (why != KVP_KV_REASON_OK)
 			count_reason(l, why, &batch.event[i]);
 		else if (push_op(l, &op))
+			return KVP_ERR_AGAIN;
+		if (push_notes(l))
 			return KVP_ERR_AGAIN;
 	}
 	return push_mark(l, seq, src, recv_ns);
@@ -332,7 +370,9 @@ static void spec_free(struct kvp_idx_listen *spec)
 {
 	free((void *)(uintptr_t)spec->event);
 	free((void *)(uintptr_t)spec->replay);
+	free((void *)(uintptr_t)spec->note);
 	spec->event = spec->replay = NULL;
+	spec->note = NULL;
 }
 
 static int room_for_one(struct thread *t)
@@ -364,7 +404,7 @@ static void listener_add(struct thread *t, const struct kvp_idx_listen *spec)
 	struct kvp_zmq_sub *sub = NULL;
 	if (l)
 		l->norm = kvp_kv_norm_new(spec->block_size);
-	if (!l || !l->norm || room_for_one(t)) {
+	if (!l || !l->norm || restore_notes(l->norm, spec->note, spec->note_cnt) || room_for_one(t)) {
 		if (l)
 			listener_free(l);
 		kvp_ctr_add_mw(t->all->ctr, KVP_CTR_IDX_LISTEN_FAILED, 1);
@@ -372,6 +412,7 @@ static void listener_add(struct thread *t, const struct kvp_idx_listen *spec)
 	}
 	l->spec = *spec;
 	l->spec.event = l->spec.replay = NULL;
+	l->spec.note = NULL;
 	l->thread = t;
 	struct kvp_zmq_sub_cfg cfg = {.zmq = t->all->zmq,
 		.endpoint = spec->event,
@@ -417,8 +458,10 @@ static void listener_ranks(struct listener *l, uint32_t start_rank, uint32_t ran
 {
 	uint32_t had = l->spec.start_rank;
 	for (uint32_t i = 0; i < l->spec.rank_cnt; i++)
-		if (had + i - start_rank >= rank_cnt)
+		if (had + i - start_rank >= rank_cnt) {
 			kvp_kv_norm_forget_rank(l->norm, had + i);
+			push_notes(l);
+		}
 	l->spec.start_rank = start_rank;
 	l->spec.rank_cnt = rank_cnt;
 }
@@ -497,7 +540,12 @@ static int leave_change(struct kvp_idx_listeners *l, enum change_kind kind, cons
 	c->spec = *spec;
 	c->spec.event = spec->event ? strdup(spec->event) : NULL;
 	c->spec.replay = spec->replay ? strdup(spec->replay) : NULL;
-	if ((spec->event && !c->spec.event) || (spec->replay && !c->spec.replay)) {
+	struct kvp_memo_note *note = spec->note_cnt ? malloc(spec->note_cnt * sizeof(*note)) : NULL;
+	if (note)
+		memcpy(note, spec->note, spec->note_cnt * sizeof(*note));
+	c->spec.note = note;
+	if ((spec->note_cnt && !note) || (spec->event && !c->spec.event) ||
+		(spec->replay && !c->spec.replay)) {
 		spec_free(&c->spec);
 		free(c);
 		return KVP_ERR_SYS;

@@ -8,7 +8,8 @@
  * Ordering   an operation carries the number of its listener and the registry epoch seen before its batch
  *            was taken from the socket; the apply thread refuses what is outdated.
  * Lifetime   the process.
- * Crash      gone with the process; the next one opens all subscriptions anew at the kept marks.
+ * Crash      gone with the process; the next one opens all subscriptions anew at the kept marks, with what
+ *            the normaliser remembered up to there (NOTES operations keep shm/memo.h in step).
  * Limits     a full ring stops the thread's reading; sockets buffer, then drop, then the gap is replayed. A
  *            listener that fails is tried again after 1 s, then twice as long each time up to a minute.
  * Proved by  tests/t_events.c, tests/t_back_pressure.c, tests/s_events.t
@@ -19,6 +20,7 @@
 #include "daemons/indexer/ring.h"
 #include "ipc/zmq_sub.h"
 #include "shm/counter.h"
+#include "shm/memo.h"
 
 struct kvp_idx_listeners;
 
@@ -31,6 +33,8 @@ struct kvp_idx_listen {	   /* what a listener is to do */
 	const char *event, *replay;	/* replay NULL = none; copied */
 	uint64_t applied_seq, live_seq; /* KVP_MARK_UNSET = unset */
 	enum kvp_zmq_fetch fetch;
+	const struct kvp_memo_note *note; /* what it remembers from the start; copied */
+	uint32_t note_cnt;
 };
 
 struct kvp_idx_listeners_cfg {

@@ -36,6 +36,7 @@ struct daemon {
 	struct kvp_boot boot;
 	struct kvp_idx idx;
 	struct kvp_mark mark;
+	struct kvp_memo memo;
 	struct kvp_radix_w *radix;
 	struct kvp_idx_ahead ahead;
 	struct kvp_idx_listeners *listeners;
@@ -82,6 +83,13 @@ static int open_tree(struct daemon *d)
 	if (mem == MAP_FAILED)
 		return KVP_ERR_SYS;
 	int rc = kvp_mark_join(mem + x.mark_off, &r->geom, &d->mark);
+	rc = rc ? rc : kvp_memo_join(mem + x.memo_off, &r->geom, &d->memo);
+	if (rc == KVP_ERR_CORRUPT) {
+		KVP_LOG_W("indexer.memo", "state=corrupt action=emptied");
+		kvp_boot_error(&d->boot, rc, "indexer", __LINE__,
+			"listeners' memory failed its check and was emptied");
+		rc = KVP_OK;
+	}
 	if (rc)
 		return rc;
 	/* The region is mapped writable in this role; the reader's handle only says so by its type. */
@@ -94,6 +102,7 @@ static int open_tree(struct daemon *d)
 		for (uint32_t i = 0; i < r->geom.rank_max; i++) {
 			uint32_t gen = kvp_cat_rank_gen(&r->cat, i);
 			kvp_mark_reset(&d->mark, i, (gen & 1) ? gen : 0); /* everything is to be replayed */
+			kvp_memo_clear(&d->memo, i);
 		}
 		rc = kvp_radix_w_open(
 			pub, mem + x.radix_off, &r->geom, KVP_RADIX_RESET, d->boot.ctr, &d->radix, &rep);
@@ -143,6 +152,7 @@ static int open_all(struct daemon *d)
 		rc = kvp_idx_listeners_open(&lc, &d->listeners);
 		d->idx.listeners = d->listeners;
 	}
+	d->idx.memo = &d->memo;
 	rc = rc ? rc : kvp_idx_recover(&d->idx);
 	if (rc)
 		return rc;

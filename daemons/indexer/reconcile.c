@@ -435,6 +435,8 @@ int kvp_idx_recover(struct kvp_idx *idx)
 	if (!rc)
 		recover_ranks(idx, held, held_cnt);
 	free(held);
+	if (!rc)
+		rc = kvp_idx_notes_load(idx);
 	/* The same reconciliation as a registration: takes missing ranks, starts listeners at the kept
 	 * marks. */
 	for (uint32_t i = 0; !rc && i < cat->worker_max; i++) {
@@ -445,6 +447,7 @@ int kvp_idx_recover(struct kvp_idx *idx)
 			upsert(idx, info.role, &rec, KVP_IDX_RESUME);
 		kvp_wrec_free(&rec);
 	}
+	kvp_idx_notes_free(idx);
 	if (!rc) {
 		idx->state = KVP_IDX_SERVING;
 		kvp_idx_index_waiting(idx);

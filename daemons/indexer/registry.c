@@ -162,6 +162,15 @@ static void epoch_next(struct kvp_idx *idx)
 		kvp_idx_listeners_epoch(idx->listeners, idx->epoch);
 }
 
+/* A rank's stream starts anew: nothing remembered, mark unset (gen 0: the mark is nobody's). */
+static void forget_stream(struct kvp_idx *idx, uint32_t rank_slot, uint32_t gen)
+{
+	if (idx->memo)
+		kvp_memo_clear(idx->memo, rank_slot);
+	if (idx->mark)
+		kvp_mark_reset(idx->mark, rank_slot, gen);
+}
+
 void kvp_idx_rank_set(struct kvp_idx *idx, const struct kvp_cat_rank_info *info)
 {
 	idx->waiting_cnt += info->index_slot == KVP_INDEX_NONE;
@@ -193,8 +202,7 @@ int kvp_idx_rank_take(struct kvp_idx *idx, uint32_t worker_idx, uint64_t worker_
 	KVP_POINT("indexer:rank_taken");
 	rc = kvp_rank_open(idx->book, info.rank_slot, info.rank_gen);
 	KVP_ASSERT(rc == KVP_OK);
-	if (idx->mark)
-		kvp_mark_reset(idx->mark, info.rank_slot, info.rank_gen);
+	forget_stream(idx, info.rank_slot, info.rank_gen);
 	epoch_next(idx);
 	kvp_idx_rank_set(idx, &info);
 	*rank_slot = info.rank_slot;
@@ -227,8 +235,7 @@ void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot)
 	struct kvp_idx_rank *r = &idx->rank[rank_slot];
 	if (r->index_slot != KVP_INDEX_NONE)
 		kvp_radix_clear(idx->radix, r->index_slot);
-	if (idx->mark)
-		kvp_mark_reset(idx->mark, rank_slot, r->rank_gen);
+	forget_stream(idx, rank_slot, r->rank_gen);
 	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_PURGED, 1);
 }
 
@@ -241,8 +248,7 @@ uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max)
 		if (idx->rank[slot].index_slot != KVP_INDEX_NONE)
 			kvp_radix_clear(idx->radix, idx->rank[slot].index_slot);
 		KVP_POINT("indexer:cleared");
-		if (idx->mark)
-			kvp_mark_reset(idx->mark, slot, 0);
+		forget_stream(idx, slot, 0);
 		kvp_cat_w_rank_drop(&idx->cat, slot);
 		memset(&idx->rank[slot], 0, sizeof(idx->rank[slot]));
 	}
@@ -251,6 +257,31 @@ uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max)
 }
 
 /* -- listeners -- */
+
+int kvp_idx_notes_load(struct kvp_idx *idx)
+{
+	uint64_t cnt = 0;
+	for (uint32_t i = 0; idx->memo && i < idx->memo->rank_max; i++)
+		cnt += kvp_memo_cnt(idx->memo, i);
+	if (!cnt)
+		return KVP_OK;
+	idx->note = malloc(cnt * sizeof(*idx->note));
+	idx->note_first = malloc((idx->memo->rank_max + 1ull) * sizeof(*idx->note_first));
+	if (!idx->note || !idx->note_first) {
+		kvp_idx_notes_free(idx);
+		return KVP_ERR_SYS;
+	}
+	kvp_memo_get_all(idx->memo, idx->note, idx->note_first);
+	return KVP_OK;
+}
+
+void kvp_idx_notes_free(struct kvp_idx *idx)
+{
+	free(idx->note);
+	free(idx->note_first);
+	idx->note = NULL;
+	idx->note_first = NULL;
+}
 
 static int same_text(const char *a, const char *b)
 {
@@ -289,6 +320,10 @@ static int listener_start(struct kvp_idx *idx, uint32_t rank_slot, enum kvp_idx_
 		.fetch = how == KVP_IDX_FRESH ? KVP_ZMQ_FETCH_ON_GAP : KVP_ZMQ_FETCH_AT_ONCE};
 	if (how == KVP_IDX_RESUME && idx->mark)
 		kvp_mark_get(idx->mark, rank_slot, r->rank_gen, &spec.applied_seq, &spec.live_seq);
+	if (how == KVP_IDX_RESUME && idx->note) {
+		spec.note = idx->note + idx->note_first[rank_slot];
+		spec.note_cnt = (uint32_t)(idx->note_first[rank_slot + 1] - idx->note_first[rank_slot]);
+	}
 	if (idx->listeners)
 		rc = kvp_idx_listen_start(idx->listeners, &spec);
 	if (!rc)
@@ -338,8 +373,7 @@ static void index_one(struct kvp_idx *idx, uint32_t rank_slot)
 	r->index_gen = info.index_gen;
 	idx->waiting_cnt--;
 	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_INDEXED, 1);
-	if (idx->mark)
-		kvp_mark_reset(idx->mark, rank_slot, r->rank_gen);
+	forget_stream(idx, rank_slot, r->rank_gen);
 	epoch_next(idx);
 	r->epoch = idx->epoch;
 	if (r->listener) {

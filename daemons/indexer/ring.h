@@ -22,6 +22,7 @@ enum kvp_idx_op {
 	KVP_IDX_REMOVE,
 	KVP_IDX_CLEAR,
 	KVP_IDX_RESTART,
+	KVP_IDX_NOTES,
 	KVP_IDX_MARK
 };
 
@@ -34,15 +35,19 @@ struct kvp_idx_msg {
 	uint32_t dp_rank;   /* rank that the operation is for */
 	uint64_t epoch;	    /* registry epoch that the decoder had seen when the batch came */
 	uint64_t parent;    /* STORE */
-	uint32_t n;	    /* blocks */
+	uint32_t n;	    /* blocks, or notes */
 	uint32_t has_parent;
 	uint64_t seq;	  /* MARK: batch applied so far */
 	uint64_t live;	  /* MARK: last live batch, or KVP_MARK_UNSET */
 	uint64_t recv_ns; /* MARK: when the batch came */
-	uint64_t data[];  /* STORE: n local, n external hashes; REMOVE: n external */
+	/* STORE: n local, n external hashes; REMOVE: n external; NOTES: n times id, two words, and
+	 * data-parallel rank << 32 | state (ipc/kv_event.h, shm/memo.h). */
+	uint64_t data[];
 };
 #define KVP_IDX_MSG_WORDS (sizeof(struct kvp_idx_msg) / 8)
 #define KVP_IDX_MSG_BLK_MAX 4096 /* blocks of one record; longer events are cut */
+#define KVP_IDX_NOTE_WORDS 4
+#define KVP_IDX_MSG_NOTE_MAX (2 * KVP_IDX_MSG_BLK_MAX / KVP_IDX_NOTE_WORDS)
 
 struct kvp_idx_ring {
 	uint64_t *word; /* heap */
