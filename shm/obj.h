@@ -45,6 +45,9 @@ struct kvp_geom {
 	uint64_t active_block_max; /* prompt blocks over all live bookings, 1024..2^30 */
 	uint32_t queued_max;	   /* waiting requests */
 	uint32_t part_max;	   /* partitions, 1..KVP_PART_MAX */
+	uint32_t pending_max;	   /* selections that may be replayed, 0..1048576; 0 = none */
+	uint64_t pending_bytes;	   /* their byte budget, any */
+	uint64_t pending_ttl_ns;   /* their time to live */
 	uint64_t region_gen;	   /* generation, never 0 */
 	uint64_t salt[2];	   /* random secret: index key chain, id hashes */
 };

@@ -34,6 +34,7 @@ static const struct object object[] = {
 	{"booking", kvp_book_footprint, kvp_book_new, BY_BOOKER},
 	{"catalogue", kvp_catalogue_footprint, kvp_catalogue_new, BY_NOBODY_ELSE},
 	{"radix", kvp_radix_footprint, kvp_radix_new, BY_NOBODY_ELSE},
+	{"pending", kvp_pending_footprint, kvp_pending_new, BY_BOOKER},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -222,6 +223,7 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : kvp_book_join(r->base + d[4].off, g, &r->book);
 	rc = rc ? rc : kvp_catalogue_join(r->base + d[5].off, g, &r->cat);
 	rc = rc ? rc : kvp_radix_join(r->base + d[6].off, g, &r->radix);
+	rc = rc ? rc : kvp_pending_join(r->base + d[7].off, g, &r->pending);
 	return rc;
 }
 

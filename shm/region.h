@@ -19,6 +19,7 @@
 #include "shm/counter.h"
 #include "shm/errlog.h"
 #include "shm/obj.h"
+#include "shm/pending.h"
 #include "shm/radix.h"
 #include "shm/resv.h"
 #include "shm/slot.h"
@@ -65,6 +66,7 @@ struct kvp_region { /* process-local */
 	struct kvp_cat cat;
 	struct kvp_radix radix;
 	struct kvp_book book;
+	struct kvp_pending pending;
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.
