@@ -202,6 +202,40 @@ static void test_reserve(struct kvp_selection *s)
 }
 
 /* Two processes book at once; every pick is validated against the load it saw, so they spread evenly. */
+/* A chosen rank is booked later by its id alone, with what was decided then. */
+static void test_replay(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(40);
+	struct kvp_select_answer a, b;
+	struct kvp_load_row row[8];
+	struct kvp_str m = str("default"), id = str("later");
+	uint32_t cnt;
+	q.selection_id = id;
+	q.has_pinned = KVP_YES;
+	q.pinned_worker_id = 2;
+	q.pinned_dp_rank = 1;
+	ok(kvp_selection_replay(s, KVP_PART_AGGREGATED, m, m, id, &b) == 404,
+		"nothing kept: 404");
+	ok(kvp_selection_select(s, &q, &a) == 200 && a.worker_id == 2 && a.dp_rank == 1, "chosen");
+	uint64_t effective = a.effective_prefill_tok;
+	ok(kvp_selection_replay(s, KVP_PART_AGGREGATED, str("other"), m, id, &b) == 404,
+		"another model: 404");
+	ok(kvp_selection_replay(s, KVP_PART_AGGREGATED, m, m, id, &b) == 201 && b.worker_id == 2 &&
+			b.dp_rank == 1 && strcmp(b.endpoint, "http://w2:8000") == 0,
+		"booked by its id");
+	kvp_selection_loads(s, KVP_PART_AGGREGATED, m, m, row, 8, &cnt);
+	ok(row[2].worker_id == 2 && row[2].dp_rank == 1 && row[2].prefill_tok == effective &&
+			row[2].decode_blk == 10 && row[2].active_requests == 1,
+		"with the load of its prompt");
+	ok(kvp_selection_replay(s, KVP_PART_AGGREGATED, m, m, id, &b) == 404, "once only");
+	ok(kvp_selection_select(s, &q, &a) == 200 &&
+			kvp_selection_replay(s, KVP_PART_AGGREGATED, m, m, id, &b) == 409 &&
+			kvp_selection_free(s, id) == 200 &&
+			kvp_selection_replay(s, KVP_PART_AGGREGATED, m, m, id, &b) == 201 &&
+			kvp_selection_free(s, id) == 200,
+		"409 while the id is booked, and may then be repeated");
+}
+
 static void test_spread(struct kvp_selection *s0)
 {
 	const int each = 200;
@@ -285,6 +319,7 @@ int main(void)
 	test_constraints(s);
 	test_ties(s);
 	test_reserve(s);
+	test_replay(s);
 	test_spread(s);
 	test_local(s);
 	kvp_selection_close(s);

@@ -8,7 +8,6 @@
 #include <sys/random.h>
 
 #define PICK_RETRY_MAX 4  /* validated bookings before one without validation */
-#define BUSY_RETRY_MAX 64 /* a rank under recount, an output block of another process under way */
 
 /* make_uuid writes a random version 4 UUID in its 36-byte text form. */
 static struct kvp_str make_uuid(char *out)
@@ -29,7 +28,7 @@ static struct kvp_str make_uuid(char *out)
 	return (struct kvp_str){out, 36};
 }
 
-static int claim(struct kvp_selection *s, struct kvp_str id, uint64_t *h)
+int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, uint64_t *h)
 {
 	int rc = kvp_resv_claim(&s->region->book, s->owner, id.ptr, id.len, h);
 	if (rc == KVP_OK)
@@ -48,7 +47,7 @@ static enum kvp_tristate either(enum kvp_tristate override, enum kvp_tristate co
 }
 
 /* worker_of fills s->worker with the record of a chosen rank; 500 when it is no longer schedulable. */
-static int worker_of(struct kvp_selection *s, const struct kvp_sel_rank *r)
+int kvp_sel_worker_of(struct kvp_selection *s, const struct kvp_sel_rank *r)
 {
 	if (kvp_cat_worker_info(&s->region->cat, r->worker_idx, &s->worker) == KVP_OK &&
 		s->worker.worker_id == r->worker_id && s->worker.lifecycle == KVP_LIFE_SCHEDULABLE &&
@@ -115,7 +114,7 @@ static int fill_answer(
 	return 0;
 }
 
-static uint32_t booking_flags(const struct kvp_selection *s, enum kvp_tristate track)
+uint32_t kvp_sel_booking_flags(const struct kvp_selection *s, enum kvp_tristate track)
 {
 	uint32_t flags = track == KVP_YES ? KVP_RESV_TRACK_PREFILL : 0;
 	return flags | (s->set.owner_kind == KVP_BOOK_FOR_NODE ? KVP_RESV_NODE_OWNED : KVP_RESV_LEASED);
@@ -137,7 +136,7 @@ static struct kvp_resv_ask ask_for(
 		.rank_gen = r->rank_gen};
 }
 
-static int booking_failed(struct kvp_selection *s, int rc, uint64_t worker_id)
+int kvp_sel_booking_failed(struct kvp_selection *s, int rc, uint64_t worker_id)
 {
 	if (rc == KVP_ERR_FULL)
 		return kvp_sel_fail(s, 503, "reservation table is full");
@@ -161,7 +160,7 @@ static int book_chosen(struct kvp_selection *s, const struct kvp_select_request 
 		struct kvp_resv_ask a = ask_for(s, r, &q->prompt);
 		a.prefill_tok = kvp_sel_effective_prefill(s, *chosen);
 		a.expected_output_tok = q->expected_output_tok;
-		a.flags = booking_flags(s, track);
+		a.flags = kvp_sel_booking_flags(s, track);
 		a.validate = i < PICK_RETRY_MAX;
 		a.seen = r->load;
 		int rc = kvp_resv_book(&s->region->book, h, &a);
@@ -171,8 +170,8 @@ static int book_chosen(struct kvp_selection *s, const struct kvp_select_request 
 			kvp_ctr_add(s->ctr, KVP_CTR_SELECT_BOOKED, 1);
 			return 0;
 		}
-		if (rc != KVP_ERR_AGAIN || i >= BUSY_RETRY_MAX)
-			return booking_failed(s, rc, r->worker_id);
+		if (rc != KVP_ERR_AGAIN || i >= KVP_SEL_BUSY_RETRY_MAX)
+			return kvp_sel_booking_failed(s, rc, r->worker_id);
 		kvp_ctr_add(s->ctr, KVP_CTR_SELECT_REPICK, 1);
 	}
 }
@@ -196,8 +195,11 @@ static int select_unbooked(
 	if (status)
 		return status;
 	status = kvp_sel_pick(s, q, track, &chosen);
-	status = status ? status : worker_of(s, &s->rank[chosen]);
-	return status ? status : fill_answer(s, chosen, track, a);
+	status = status ? status : kvp_sel_worker_of(s, &s->rank[chosen]);
+	status = status ? status : fill_answer(s, chosen, track, a);
+	if (!status && q->selection_id.len)
+		kvp_sel_remember(s, q, a);
+	return status;
 }
 
 int kvp_selection_select(
@@ -225,7 +227,7 @@ int kvp_selection_select_and_reserve(
 	if (status)
 		return status;
 	a->selection_id = q->selection_id.ptr ? q->selection_id : make_uuid(s->id);
-	status = claim(s, a->selection_id, &h);
+	status = kvp_sel_claim(s, a->selection_id, &h);
 	if (status)
 		return status;
 	status = prepare(s, q, KVP_PROMPT_USE_SELECT);
@@ -234,7 +236,7 @@ int kvp_selection_select_and_reserve(
 		kvp_resv_abandon(&s->region->book, h);
 		return status;
 	}
-	status = worker_of(s, &s->rank[chosen]);
+	status = kvp_sel_worker_of(s, &s->rank[chosen]);
 	status = status ? status : fill_answer(s, chosen, track, a);
 	if (status) {
 		kvp_resv_free(&s->region->book, h);
@@ -291,7 +293,7 @@ static int book_named(
 	struct kvp_resv_ask a = ask_for(s, r, &q->prompt);
 	a.prefill_tok = q->has_effective_prefill == KVP_YES ? q->effective_prefill_tok : 0;
 	a.expected_output_tok = q->expected_output_tok;
-	a.flags = booking_flags(s, track);
+	a.flags = kvp_sel_booking_flags(s, track);
 	for (int i = 0;; i++) {
 		int rc = kvp_resv_book(&s->region->book, h, &a);
 		if (rc == KVP_OK)
@@ -299,8 +301,8 @@ static int book_named(
 		if (rc == KVP_ERR_NOTFOUND)
 			return kvp_sel_fail(s, 404, "Worker %" PRIu64 " dp_rank %" PRIu32 " not found",
 				r->worker_id, r->dp_rank);
-		if (rc != KVP_ERR_AGAIN || i >= BUSY_RETRY_MAX)
-			return booking_failed(s, rc, r->worker_id);
+		if (rc != KVP_ERR_AGAIN || i >= KVP_SEL_BUSY_RETRY_MAX)
+			return kvp_sel_booking_failed(s, rc, r->worker_id);
 	}
 	kvp_ctr_add(s->ctr, KVP_CTR_SELECT_BOOKED, 1);
 	return 0;
@@ -312,6 +314,7 @@ int kvp_selection_reserve(
 	uint64_t h;
 	uint32_t chosen = 0;
 	memset(a, 0, sizeof(*a));
+	kvp_sel_forget(s, KVP_PART_AGGREGATED, q);
 	int status = kvp_sel_open_partition(s, KVP_PART_AGGREGATED, q->model, q->group);
 	status = status ? status : kvp_sel_prompt_begin(s, &q->prompt, KVP_PROMPT_USE_RESERVE);
 	if (status)
@@ -322,7 +325,7 @@ int kvp_selection_reserve(
 			q->effective_prefill_tok, s->prompt.isl_tok);
 	status = kvp_sel_prompt_finish(s, either(q->override.assume_kv_reuse, s->set.assume_kv_reuse));
 	status = status ? status : worker_known(s, q);
-	status = status ? status : claim(s, q->selection_id, &h);
+	status = status ? status : kvp_sel_claim(s, q->selection_id, &h);
 	if (status)
 		return status;
 	status = book_named(s, q, h, &chosen);
@@ -330,7 +333,7 @@ int kvp_selection_reserve(
 		kvp_resv_abandon(&s->region->book, h);
 		return status;
 	}
-	status = worker_of(s, &s->rank[chosen]);
+	status = kvp_sel_worker_of(s, &s->rank[chosen]);
 	if (status) {
 		kvp_resv_free(&s->region->book, h);
 		return status;
@@ -349,7 +352,7 @@ static int lifecycle(struct kvp_selection *s, struct kvp_str id, enum lifecycle 
 	struct kvp_book *b = &s->region->book;
 	uint64_t h;
 	int rc = KVP_ERR_NOTFOUND;
-	for (int i = 0; i < BUSY_RETRY_MAX; i++) {
+	for (int i = 0; i < KVP_SEL_BUSY_RETRY_MAX; i++) {
 		rc = kvp_resv_find(b, id.ptr, id.len, &h);
 		if (rc == KVP_OK)
 			rc = what == FREE	    ? kvp_resv_free(b, h)

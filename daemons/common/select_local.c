@@ -42,7 +42,10 @@ static int open_objects(struct kvp_sel_local *l, const struct kvp_local_cfg *cfg
 		.block_max = either(cfg->block_max, 100000),
 		.active_block_max = either(cfg->active_block_max, 65536),
 		.queued_max = 16,
-		.part_max = 16};
+		.part_max = 16,
+		.pending_max = 4096,
+		.pending_bytes = 256u << 20,
+		.pending_ttl_ns = 120ull * 1000000000};
 	if (l->geom.index_rank_max > 4096)
 		l->geom.index_rank_max = 4096;
 	int rc = kvp_region_geom(&l->geom);

@@ -6,6 +6,7 @@
 #include "shm/active.h"
 
 #define KVP_SELECT_ERR_MAX 8192
+#define KVP_SEL_BUSY_RETRY_MAX 64 /* a rank under recount, an output block of another process under way */
 
 /* A growing scratch array; growing keeps no contents. */
 struct kvp_scratch {
@@ -74,6 +75,21 @@ struct kvp_selection {
 /* kvp_sel_fail formats the error text and returns status. */
 int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+
+/* Steps that every form of booking shares. kvp_sel_claim takes an id: 0, 400, 409 or 503. kvp_sel_worker_of
+ * fills s->worker with the record of a chosen rank: 0, or 500 when it is no longer schedulable.
+ * kvp_sel_booking_flags are those of kvp_resv_ask; kvp_sel_booking_failed is the answer to a failed
+ * kvp_resv_book. */
+int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, uint64_t *h);
+int kvp_sel_worker_of(struct kvp_selection *s, const struct kvp_sel_rank *r);
+uint32_t kvp_sel_booking_flags(const struct kvp_selection *s, enum kvp_tristate track);
+int kvp_sel_booking_failed(struct kvp_selection *s, int rc, uint64_t worker_id);
+
+/* kvp_sel_remember keeps what select chose for a replay under q->selection_id; that it could not is counted
+ * and not an error. kvp_sel_forget ends what is kept under the id of an explicit reservation. */
+void kvp_sel_remember(
+	struct kvp_selection *s, const struct kvp_select_request *q, const struct kvp_select_answer *a);
+void kvp_sel_forget(struct kvp_selection *s, enum kvp_part_role role, const struct kvp_reserve_request *q);
 
 /* kvp_sel_scratch makes room for n elements; NULL without memory. */
 void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes);

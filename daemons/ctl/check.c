@@ -39,6 +39,11 @@ static uint64_t check_radix(struct kvp_region *r)
 	return kvp_radix_check(&r->radix);
 }
 
+static uint64_t check_pending(struct kvp_region *r)
+{
+	return kvp_pending_check(&r->pending);
+}
+
 static const struct {
 	const char *name;
 	uint64_t (*check)(struct kvp_region *r);
@@ -50,6 +55,7 @@ static const struct {
 	{"booking", check_booking},
 	{"catalogue", check_catalogue},
 	{"radix", check_radix},
+	{"pending", check_pending},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

@@ -52,11 +52,12 @@ int ctl_sweep(int argc, char **argv)
 		rc = kvp_book_sweep_owner(&r->book, dead, NULL, NULL, &res);
 	uint32_t cells = kvp_cmd_sweep_owner(&r->cmd, dead);
 	uint32_t records = kvp_errlog_sweep_owner(&r->errlog, dead);
+	uint32_t kept = kvp_pending_sweep_owner(&r->pending, dead);
 	KVP_LOG_I("sweep.done",
 		"slot=%u rc=%d claims=%u finished=%u undone=%u freed=%u kept=%u ranks=%u chunks=%u "
-		"commands=%u errors=%u",
+		"commands=%u errors=%u selections=%u",
 		slot, rc, res.claim_cnt, res.finish_cnt, res.undo_cnt, res.free_cnt, res.kept_cnt,
-		res.rank_cnt, res.chunk_cnt, cells, records);
+		res.rank_cnt, res.chunk_cnt, cells, records, kept);
 	if (rc) {
 		kvp_boot_error(&boot, rc, "ctl.sweep", __LINE__,
 			"the bookings of a dead process could not be swept");

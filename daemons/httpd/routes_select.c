@@ -114,19 +114,9 @@ void kvp_route_reserve(struct kvp_call *c)
 	}
 	if (refuse_when_draining(c))
 		return;
-	if (has_worker != KVP_YES) {
-		char text[512];
-		snprintf(text, sizeof(text),
-			"no pending selection %.*s for model=%.*s routing_group=%.*s (expired, already used, "
-			"or "
-			"never selected)",
-			(int)(q.selection_id.len > 128 ? 128 : q.selection_id.len), q.selection_id.ptr,
-			(int)(q.model.len > 100 ? 100 : q.model.len), q.model.ptr,
-			(int)(q.group.len > 100 ? 100 : q.group.len), q.group.ptr);
-		kvp_reply_error(c, 404, text);
-		return;
-	}
-	status = kvp_selection_reserve(h->selection, &q, &a);
+	status = has_worker == KVP_YES ? kvp_selection_reserve(h->selection, &q, &a)
+				       : kvp_selection_replay(h->selection, KVP_PART_AGGREGATED, q.model,
+						 q.group, q.selection_id, &a);
 	if (status != 201) {
 		kvp_reply_error(c, status, kvp_selection_error(h->selection));
 		return;

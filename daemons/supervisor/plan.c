@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define TTL_MAX_S 4000000000.0 /* a longer time to live is longer than anything runs */
+
 static const char *const program[KVP_ROLE_CNT] = {
 	[KVP_ROLE_INDEXER] = "kvpick-indexer",
 	[KVP_ROLE_HTTPD] = "kvpick-httpd",
@@ -85,5 +87,10 @@ int sup_plan(struct sup *s)
 	s->geom.active_block_max = c->max_active_blocks;
 	s->geom.queued_max = (uint32_t)c->max_queued;
 	s->geom.part_max = KVP_PART_MAX;
+	s->geom.pending_max = (uint32_t)c->selection_cache_max_entries;
+	s->geom.pending_bytes = c->selection_cache_max_bytes;
+	s->geom.pending_ttl_ns = c->selection_cache_ttl_secs < TTL_MAX_S
+					 ? (uint64_t)(c->selection_cache_ttl_secs * 1e9)
+					 : (uint64_t)TTL_MAX_S * 1000000000u;
 	return 0;
 }

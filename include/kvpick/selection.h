@@ -152,6 +152,16 @@ int kvp_selection_select_and_reserve(
 int kvp_selection_reserve(
 	struct kvp_selection *s, const struct kvp_reserve_request *q, struct kvp_select_answer *a);
 
+/* kvp_selection_replay books what kvp_selection_select chose last under the same partition and id: that
+ * worker and rank, with the hashes, loads and decisions of then; neither limits nor load are looked at again.
+ * The selections of all processes of the node are known, for the configured time and as far as the configured
+ * room goes; an explicit reservation of the id ends them. A failed replay may be repeated.
+ * return  201 with a->endpoint, worker_id, dp_rank filled; 404 nothing kept, or worker or rank gone; 409;
+ *         503.
+ */
+int kvp_selection_replay(struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model,
+	struct kvp_str group, struct kvp_str selection_id, struct kvp_select_answer *a);
+
 /* Lifecycle of a live booking: 200, or 404 when the id is unknown, in flight, freed or expired.
  * kvp_selection_output_block: fraction NULL = none; outside [0,1] or NaN is 400, checked before the id. */
 int kvp_selection_prefill_complete(struct kvp_selection *s, struct kvp_str id);
