@@ -17,7 +17,7 @@
  *            change from the second segment and repeats the interrupted operation, so that an operation has
  *            happened fully or not at all.
  * Proved by  tests/t_radix.c, tests/m_radix.c, tests/t_radix_crash.c, tests/v_index.c,
- *            tests/t_radix_merge.c, tests/torture/x_radix.c.
+ *            tests/t_radix_merge.c, tests/t_radix_give.c, tests/torture/x_radix.c.
  */
 #ifndef KVP_SHM_RADIX_H
 #define KVP_SHM_RADIX_H
@@ -76,7 +76,7 @@ struct kvp_radix_match {
 	X(blocks) X(table_slots) X(tombstones) X(col_used_words) X(cut_used_words) X(stored) X(removed)      \
 		X(cleared) X(duplicate) X(renamed) X(moved) X(not_found) X(unknown) X(invalid) X(full)       \
 			X(lost) X(splits) X(appends) X(truncations) X(table_growths) X(alias_cnt)            \
-				X(hole_cnt) X(merges)
+				X(hole_cnt) X(merges) X(given_back_bytes)
 struct kvp_radix_stats {
 #define X(name) uint64_t name;
 	KVP_RADIX_STAT_LIST(X)
@@ -180,7 +180,8 @@ int kvp_radix_remove(
 /* kvp_radix_clear drops everything of one slot and forgets its partition. Cost: one look at every run. */
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot);
 /* kvp_radix_w_tend does upkeep that no operation should wait for: a run that is the only child of its parent
- * and held by the same ranks is merged into it, which bounds the hops of a walk.
+ * and held by the same ranks is merged into it, which bounds the hops of a walk; memory of long free
+ * stretches goes back to the kernel, at most 4 MiB a call and never the last eighth.
  * budget   looks at runs, some tens of nanoseconds each; a merge counts as a few looks.
  * return   looks done; 0 = nothing to do until the tree changes.
  * who      the writer, between operations, best when it is idle. */

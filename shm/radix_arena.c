@@ -25,7 +25,8 @@ int kvp_radix_buddy_open(struct kvp_radix_buddy *b, uint32_t gran_max, uint32_t 
 	b->next = kvp_radix_mem_get(4ULL * gran_max);
 	b->prev = kvp_radix_mem_get(4ULL * gran_max);
 	b->state = kvp_radix_mem_get(gran_max);
-	if (b->next && b->prev && b->state)
+	b->clean = kvp_radix_mem_get((gran_max >> top_order) + 1);
+	if (b->next && b->prev && b->state && b->clean)
 		return KVP_OK;
 	kvp_radix_buddy_close(b);
 	return KVP_ERR_SYS;
@@ -36,6 +37,7 @@ void kvp_radix_buddy_close(struct kvp_radix_buddy *b)
 	kvp_radix_mem_put(b->next, 4ULL * b->gran_max);
 	kvp_radix_mem_put(b->prev, 4ULL * b->gran_max);
 	kvp_radix_mem_put(b->state, b->gran_max);
+	kvp_radix_mem_put(b->clean, (b->gran_max >> b->top_order) + 1);
 	memset(b, 0, sizeof(*b));
 }
 
@@ -71,6 +73,10 @@ uint32_t kvp_radix_buddy_get(struct kvp_radix_buddy *b, uint32_t order)
 		g = b->head[o] - 1;
 		unlink_block(b, g);
 		b->free_gran -= 1u << o;
+		if (o == b->top_order && b->clean[g >> o]) {
+			b->clean[g >> o] = 0;
+			b->clean_gran -= 1u << o;
+		}
 	} else {
 		o = b->top_order;
 		if (b->gran_max - *b->bump < 1u << o)

@@ -204,6 +204,7 @@ uint32_t kvp_radix_merge_some(struct kvp_radix_w *w, uint32_t budget)
 uint32_t kvp_radix_w_tend(struct kvp_radix_w *w, uint32_t budget)
 {
 	uint32_t did = kvp_radix_merge_some(w, budget);
+	did = did ? did : kvp_radix_give_back(w, budget);
 	if (did)
 		kvp_radix_gauges(w);
 	return did;

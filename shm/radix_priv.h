@@ -180,6 +180,10 @@ struct kvp_radix_buddy {
 	uint32_t *next, *prev; /* + 1 */
 	uint8_t *state;	       /* order + 1 at the head of a free block */
 	uint32_t free_gran;
+	uint8_t *clean; /* 1: free block of the largest order whose memory the kernel has */
+	uint32_t clean_gran;
+	uint32_t scan; /* largest block that radix_give.c looks at next, 0 = no pass under way */
+	uint64_t scan_seen;
 };
 /* kvp_radix_buddy_get: first granule of a block of 1 << order granules, or KVP_RADIX_NOPOS. */
 uint32_t kvp_radix_buddy_get(struct kvp_radix_buddy *b, uint32_t order);
@@ -332,6 +336,9 @@ int kvp_radix_recover(struct kvp_radix_w *w, struct kvp_radix_report *rep);
 
 /* radix_merge.c: merges in about budget looks at runs; returns looks done, 0 = nothing left to look at */
 uint32_t kvp_radix_merge_some(struct kvp_radix_w *w, uint32_t budget);
+
+/* radix_give.c: returns looks done, 0 = nothing to give back now */
+uint32_t kvp_radix_give_back(struct kvp_radix_w *w, uint32_t budget);
 
 /* radix_write.c */
 void kvp_radix_gauges(struct kvp_radix_w *w);
