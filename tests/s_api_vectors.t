@@ -18,7 +18,7 @@ LATER = {
     "queue and policies": {
         "queue-wait", "queue-select-waits", "queue-error-not-queued", "queue-pinned-lanes", "queue-fcfs",
         "queue-lcfs", "queue-wspt", "queue-jump", "queue-strict", "queue-abandon", "queue-worker-gone",
-        "policy-limit-zero", "policy-limit-tokens", "advisory", "advisory-plain"},
+        "policy-limit-zero", "policy-limit-tokens"},
     "approximate index": {"approximate-index"},
     "session affinity": {"affinity"},
     "replica sync": {"replica-off", "replica-on", "replica-static-peers"},

@@ -37,4 +37,6 @@ void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_co
 		!cfg->use_kv_events || kvp_config_has(cfg->predicted_ttl_secs) ? KVP_YES : KVP_NO;
 	if (kvp_config_has(cfg->decode_busy_threshold))
 		set->decode_busy_threshold = cfg->decode_busy_threshold;
+	if (kvp_config_has(cfg->prefill_busy_threshold))
+		set->prefill_busy_threshold = cfg->prefill_busy_threshold;
 }

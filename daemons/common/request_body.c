@@ -448,7 +448,7 @@ static int affinity_target(struct kvp_parse *p, struct kvp_select_request *q)
 }
 
 /* scheduling_hints checks members that only queueing and session affinity use. */
-static int scheduling_hints(struct kvp_parse *p)
+static int scheduling_hints(struct kvp_parse *p, struct kvp_select_request *q)
 {
 	struct kvp_json_val v;
 	struct kvp_str session = {NULL, 0};
@@ -462,8 +462,11 @@ static int scheduling_hints(struct kvp_parse *p)
 	rc = rc ? rc : session_context(p);
 	if (rc)
 		return rc;
-	if (kvp_json_get(p->root, "advisory", &v) == KVP_OK && kvp_json_bool(v, &flag))
-		return wrong(p, "advisory", "a boolean", v);
+	if (kvp_json_get(p->root, "advisory", &v) == KVP_OK) {
+		if (kvp_json_bool(v, &flag))
+			return wrong(p, "advisory", "a boolean", v);
+		q->advisory = flag ? KVP_YES : KVP_NO;
+	}
 	return 0;
 }
 
@@ -480,7 +483,7 @@ int kvp_parse_select(struct kvp_parse *p, struct kvp_select_request *q)
 	rc = rc ? rc : worker_filters(p, q);
 	rc = rc ? rc : constraints(p, q);
 	rc = rc ? rc : affinity_target(p, q);
-	rc = rc ? rc : scheduling_hints(p);
+	rc = rc ? rc : scheduling_hints(p, q);
 	q->expected_output_tok = (uint32_t)expected;
 	return rc;
 }

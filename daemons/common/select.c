@@ -133,7 +133,8 @@ static int copy_ranks(const struct kvp_cat *cat, const struct kvp_cat_view *v, s
 			.index_gen = kvp_ld_rlx_u32(&rv->index_gen),
 			.taint_off = at,
 			.taint_cnt = n,
-			.total_kv_blocks = kvp_ld_rlx_u64(&rv->total_kv_blocks)};
+			.total_kv_blocks = kvp_ld_rlx_u64(&rv->total_kv_blocks),
+			.max_num_batched_tokens = kvp_ld_rlx_u64(&rv->max_num_batched_tokens)};
 		at += n;
 	}
 	if (kvp_cat_view_valid(cat, v) != KVP_OK)
@@ -234,6 +235,7 @@ void kvp_select_defaults(struct kvp_select_settings *set)
 		.track_active_blocks = KVP_YES,
 		.assume_kv_reuse = KVP_YES,
 		.decode_busy_threshold = NAN,
+		.prefill_busy_threshold = NAN,
 		.records_routing = KVP_NO,
 		.owner_kind = KVP_BOOK_FOR_NODE};
 }

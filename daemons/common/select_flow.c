@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#define NO_CAPACITY_TOK 10000000 /* prefill capacity of a worker that named none */
 #define PICK_RETRY_MAX 4  /* validated bookings before one without validation */
 
 /* make_uuid writes a random version 4 UUID in its 36-byte text form. */
@@ -186,6 +187,17 @@ static int prepare(struct kvp_selection *s, const struct kvp_select_request *q, 
 	return kvp_sel_prompt_finish(s, either(q->override.assume_kv_reuse, s->set.assume_kv_reuse));
 }
 
+static void report_load(const struct kvp_selection *s, uint32_t chosen, struct kvp_worker_load *l)
+{
+	const struct kvp_sel_rank *r = &s->rank[chosen];
+	l->given = KVP_YES;
+	l->active_prefill_tok = r->load.prefill_tok;
+	l->prefill_capacity_tok = r->max_num_batched_tokens ? r->max_num_batched_tokens : NO_CAPACITY_TOK;
+	l->total_kv_blocks = r->total_kv_blocks;
+	l->prefill_busy = kvp_score_prefill_busy(
+		l->active_prefill_tok, s->set.prefill_busy_threshold, l->prefill_capacity_tok);
+}
+
 static int select_unbooked(
 	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a)
 {
@@ -197,6 +209,8 @@ static int select_unbooked(
 	status = kvp_sel_pick(s, q, track, &chosen);
 	status = status ? status : kvp_sel_worker_of(s, &s->rank[chosen]);
 	status = status ? status : fill_answer(s, chosen, track, a);
+	if (!status && q->advisory == KVP_YES)
+		report_load(s, chosen, &a->worker_load);
 	if (!status && q->selection_id.len)
 		kvp_sel_remember(s, q, a);
 	return status;

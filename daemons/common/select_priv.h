@@ -41,7 +41,7 @@ struct kvp_sel_rank {
 	uint32_t dev_blk;	       /* cached device blocks of the prompt */
 	uint32_t additional_blk;       /* blocks that the prompt would newly activate */
 	uint32_t taint_off, taint_cnt; /* in the handle's taint array */
-	uint64_t total_kv_blocks;
+	uint64_t total_kv_blocks, max_num_batched_tokens;
 	struct kvp_load load;
 };
 

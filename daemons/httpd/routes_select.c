@@ -29,6 +29,19 @@ static void write_overlap(struct kvp_jw *w, const struct kvp_overlap_summary *o)
 	kvp_jw_end(w);
 }
 
+static void write_worker_load(struct kvp_jw *w, const struct kvp_worker_load *l)
+{
+	kvp_jw_key(w, "worker_load");
+	kvp_jw_obj(w);
+	kvp_jw_ku64(w, "active_prefill_tokens", l->active_prefill_tok);
+	kvp_jw_ku64(w, "prefill_token_capacity", l->prefill_capacity_tok);
+	if (l->total_kv_blocks)
+		kvp_jw_ku64(w, "total_kv_blocks", l->total_kv_blocks);
+	if (l->prefill_busy != KVP_UNSET)
+		kvp_jw_kbool(w, "prefill_busy", l->prefill_busy == KVP_YES);
+	kvp_jw_end(w);
+}
+
 enum booked { NOT_BOOKED, BOOKED };
 
 static void write_selection(struct kvp_jw *w, const struct kvp_select_request *q,
@@ -58,6 +71,8 @@ static void write_selection(struct kvp_jw *w, const struct kvp_select_request *q
 	kvp_jw_ku64(w, "potential_decode_blocks", a->potential_decode_blk);
 	if (a->decode_busy != KVP_UNSET)
 		kvp_jw_kbool(w, "decode_busy", a->decode_busy == KVP_YES);
+	if (a->worker_load.given == KVP_YES)
+		write_worker_load(w, &a->worker_load);
 	kvp_jw_end(w);
 }
 

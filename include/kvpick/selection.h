@@ -82,6 +82,7 @@ struct kvp_select_request {
 	uint32_t required_cnt;
 	const struct kvp_taint_pref *preferred_taint;
 	uint32_t preferred_cnt;
+	enum kvp_tristate advisory; /* select only: never waits, reports the load of the chosen worker */
 };
 
 /* Matched tokens of the chosen worker, cumulative over tiers. */
@@ -90,6 +91,15 @@ struct kvp_overlap_summary {
 	const uint32_t *dp_rank; /* every rank of the worker, ascending */
 	const uint32_t *dp_tok;	 /* device-tier tokens of that rank */
 	uint32_t dp_cnt;
+};
+
+/* Load of the chosen rank before the request, for an advisory selection. */
+struct kvp_worker_load {
+	enum kvp_tristate given;
+	uint64_t active_prefill_tok;
+	uint64_t prefill_capacity_tok;	/* max_num_batched_tokens; 10,000,000 for a worker that named none */
+	uint64_t total_kv_blocks;	/* 0 = unknown */
+	enum kvp_tristate prefill_busy; /* KVP_UNSET = no threshold */
 };
 
 /* Pointers stay valid until the next call on the handle. */
@@ -107,6 +117,7 @@ struct kvp_select_answer {
 	uint32_t seq_cnt;
 	uint64_t isl_tok;
 	enum kvp_tristate track_prefill_tokens;
+	struct kvp_worker_load worker_load;
 };
 
 struct kvp_reserve_request {
