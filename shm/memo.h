@@ -19,7 +19,7 @@
  *            free again after kvp_memo_join, which finds the free ones by walking the buckets. A batch that
  *            was half applied is applied again over its own notes; only a block that it both removes and
  *            stores under another salt is then taken for ambiguous.
- * Proved by  tests/t_memo.c, tests/t_events.c, tests/s_events.t
+ * Proved by  tests/t_memo.c, tests/t_kv_event.c, tests/s_events.t
  */
 #ifndef KVP_SHM_MEMO_H
 #define KVP_SHM_MEMO_H

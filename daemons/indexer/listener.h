@@ -12,7 +12,7 @@
  *            the normaliser remembered up to there (NOTES operations keep shm/memo.h in step).
  * Limits     a full ring stops the thread's reading; sockets buffer, then drop, then the gap is replayed. A
  *            listener that fails is tried again after 1 s, then twice as long each time up to a minute.
- * Proved by  tests/t_events.c, tests/t_back_pressure.c, tests/s_events.t
+ * Proved by  tests/t_events.c, tests/t_back_pressure.c, tests/s_events.t, tests/torture/x_events.c
  */
 #ifndef KVP_INDEXER_LISTENER_H
 #define KVP_INDEXER_LISTENER_H
