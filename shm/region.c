@@ -35,6 +35,7 @@ static const struct object object[] = {
 	{"catalogue", kvp_catalogue_footprint, kvp_catalogue_new, BY_NOBODY_ELSE},
 	{"radix", kvp_radix_footprint, kvp_radix_new, BY_NOBODY_ELSE},
 	{"pending", kvp_pending_footprint, kvp_pending_new, BY_BOOKER},
+	{"queue", kvp_queue_footprint, kvp_queue_new, BY_BOOKER},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -224,6 +225,7 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : kvp_catalogue_join(r->base + d[5].off, g, &r->cat);
 	rc = rc ? rc : kvp_radix_join(r->base + d[6].off, g, &r->radix);
 	rc = rc ? rc : kvp_pending_join(r->base + d[7].off, g, &r->pending);
+	rc = rc ? rc : kvp_queue_join(r->base + d[8].off, g, &r->queue);
 	return rc;
 }
 

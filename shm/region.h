@@ -20,6 +20,7 @@
 #include "shm/errlog.h"
 #include "shm/obj.h"
 #include "shm/pending.h"
+#include "shm/queue.h"
 #include "shm/radix.h"
 #include "shm/resv.h"
 #include "shm/slot.h"
@@ -67,6 +68,7 @@ struct kvp_region { /* process-local */
 	struct kvp_radix radix;
 	struct kvp_book book;
 	struct kvp_pending pending;
+	struct kvp_queue queue;
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.

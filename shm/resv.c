@@ -341,6 +341,20 @@ int kvp_resv_abandon(struct kvp_book *b, uint64_t h)
 	return KVP_OK;
 }
 
+int kvp_resv_hand(struct kvp_book *b, uint64_t h)
+{
+	uint64_t s = state_of(b, h);
+	if (S_BASE(s) != ST_CLAIM)
+		return KVP_ERR_NOTFOUND;
+	uint64_t n = s_to(s, ST_CLAIM, book_slot(b));
+	return kvp_cas_ar_u64(book_state(b, H_IDX(h)), s, n) ? KVP_OK : KVP_ERR_NOTFOUND;
+}
+
+int kvp_resv_is_claim(const struct kvp_book *b, uint64_t h)
+{
+	return S_BASE(state_of(b, h)) == ST_CLAIM;
+}
+
 /* ---- booking ---- */
 
 static void ask_store(struct kvp_book *b, uint32_t idx, const struct kvp_resv_ask *a, uint64_t ctl)

@@ -78,6 +78,13 @@ int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t i
  * reservations end by kvp_resv_free). Claimer only. */
 int kvp_resv_abandon(struct kvp_book *b, uint64_t h);
 
+/* kvp_resv_hand makes the caller (the owner of b's handle) the performer of a claim that another process
+ * made: it books or abandons it from now on, and its death gives the claim up. Whose booking it will be does
+ * not change. KVP_OK, KVP_ERR_NOTFOUND if h is not a claim. The claimer must not use it any more.
+ * kvp_resv_is_claim answers 1 while h is a claim and nothing else. Lock-free; any process. */
+int kvp_resv_hand(struct kvp_book *b, uint64_t h);
+int kvp_resv_is_claim(const struct kvp_book *b, uint64_t h);
+
 /* kvp_resv_book books a claimed reservation on a rank.
  *
  * return  KVP_OK: load and blocks are counted. On every failure nothing is counted and the claim is kept,

@@ -43,6 +43,10 @@ static uint64_t check_pending(struct kvp_region *r)
 {
 	return kvp_pending_check(&r->pending);
 }
+static uint64_t check_queue(struct kvp_region *r)
+{
+	return kvp_queue_check(&r->queue);
+}
 
 static const struct {
 	const char *name;
@@ -56,6 +60,7 @@ static const struct {
 	{"catalogue", check_catalogue},
 	{"radix", check_radix},
 	{"pending", check_pending},
+	{"queue", check_queue},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

@@ -50,14 +50,17 @@ int ctl_sweep(int argc, char **argv)
 	rc = KVP_ERR_AGAIN;
 	for (int i = 0; i < TRIES && rc == KVP_ERR_AGAIN; i++)
 		rc = kvp_book_sweep_owner(&r->book, dead, NULL, NULL, &res);
+	struct kvp_queue_sweep waiting;
+	kvp_queue_attach(&r->queue, boot.owner, boot.slots, boot.ctr);
+	kvp_queue_sweep_owner(&r->queue, &r->book, dead, &waiting);
 	uint32_t cells = kvp_cmd_sweep_owner(&r->cmd, dead);
 	uint32_t records = kvp_errlog_sweep_owner(&r->errlog, dead);
 	uint32_t kept = kvp_pending_sweep_owner(&r->pending, dead);
 	KVP_LOG_I("sweep.done",
 		"slot=%u rc=%d claims=%u finished=%u undone=%u freed=%u kept=%u ranks=%u chunks=%u "
-		"commands=%u errors=%u selections=%u",
+		"commands=%u errors=%u selections=%u waiting=%u put_back=%u",
 		slot, rc, res.claim_cnt, res.finish_cnt, res.undo_cnt, res.free_cnt, res.kept_cnt,
-		res.rank_cnt, res.chunk_cnt, cells, records, kept);
+		res.rank_cnt, res.chunk_cnt, cells, records, kept, waiting.freed_cnt, waiting.back_cnt);
 	if (rc) {
 		kvp_boot_error(&boot, rc, "ctl.sweep", __LINE__,
 			"the bookings of a dead process could not be swept");
