@@ -17,7 +17,8 @@
  *            change from the second segment and repeats the interrupted operation, so that an operation has
  *            happened fully or not at all.
  * Proved by  tests/t_radix.c, tests/m_radix.c, tests/t_radix_crash.c, tests/v_index.c,
- *            tests/t_radix_merge.c, tests/t_radix_give.c, tests/torture/x_radix.c.
+ *            tests/t_radix_merge.c, tests/t_radix_give.c, tests/t_radix_table.c,
+ *            tests/torture/x_radix.c.
  */
 #ifndef KVP_SHM_RADIX_H
 #define KVP_SHM_RADIX_H
@@ -181,7 +182,8 @@ int kvp_radix_remove(
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot);
 /* kvp_radix_w_tend does upkeep that no operation should wait for: a run that is the only child of its parent
  * and held by the same ranks is merged into it, which bounds the hops of a walk; memory of long free
- * stretches goes back to the kernel, at most 4 MiB a call and never the last eighth.
+ * stretches goes back to the kernel, at most 4 MiB a call and never the last eighth; a header table goes on
+ * changing its size, which begins and ends within kvp_radix_store as well, in steps.
  * budget   looks at runs, some tens of nanoseconds each; a merge counts as a few looks.
  * return   looks done; 0 = nothing to do until the tree changes.
  * who      the writer, between operations, best when it is idle. */

@@ -50,10 +50,10 @@ static int list_grow(struct kvp_radix_w *w, uint32_t rid, uint32_t entry)
 		if (!entry_free(h, w->cut[ref + i]))
 			kvp_st_rlx_u32(&to[cnt++], w->cut[ref + i]);
 	kvp_st_rlx_u32(&to[cnt++], entry);
-	n = kvp_radix_img_load(w, w->run[rid].tslot);
+	n = kvp_radix_img_load(w, w->tslot[rid]);
 	n->cut_ref = g * KVP_RADIX_CUT_GRAN;
 	n->cut_n = (cls + 1) << 16 | cnt;
-	kvp_radix_commit(w, w->run[rid].tslot);
+	kvp_radix_commit(w, w->tslot[rid]);
 	if (cls)
 		kvp_radix_buddy_put(&w->cutb, ref / KVP_RADIX_CUT_GRAN, 1u << (cls - 1));
 	return KVP_OK;
@@ -87,9 +87,7 @@ static void list_trim(struct kvp_radix_w *w, struct kvp_radix_hdr_shm *h)
 		kvp_st_rel_u32(&h->cut_n, n);
 }
 
-/* Sets what readers see of a slot in a run: its first blk blocks. FULL: no room for a cutoff, nothing
- * changed. */
-int kvp_radix_cover_set(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint32_t blk)
+static int cover_store(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint32_t blk)
 {
 	struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
 	uint32_t i = entry_of(w, h, slot);
@@ -113,6 +111,15 @@ int kvp_radix_cover_set(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint
 	if (blk == 0)
 		list_trim(w, h);
 	return KVP_OK;
+}
+
+/* Sets what readers see of a slot in a run: its first blk blocks. FULL: no room for a cutoff, nothing
+ * changed. */
+int kvp_radix_cover_set(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint32_t blk)
+{
+	int rc = cover_store(w, rid, slot, blk);
+	kvp_radix_mirror(w, kvp_radix_hdr_of(w, rid)); /* bits and counts are stored one by one */
+	return rc;
 }
 
 /* ---- what is held behind a hole ---- */

@@ -221,6 +221,8 @@ uint64_t kvp_radix_w_check(struct kvp_radix_w *w)
 		fault(&n, "runs differ from their count", runs);
 	if (named != w->name_cnt)
 		fault(&n, "names differ from their count", named);
+	if (kvp_radix_table_check(w))
+		fault(&n, "table being filled differs from the current one", w->next.at);
 	check_aliases(w, &n);
 	check_slots(w, &n);
 	return n;

@@ -137,24 +137,24 @@ static void join(struct kvp_radix_w *w, const struct join *j)
 	uint32_t ref = t->cut_ref, cls = KVP_RADIX_CUT_CLASS(t->cut_n), end = j->base + j->hlen + j->tlen;
 	copy(w, j->base, j->from_head, j->hlen, j->head);
 	copy(w, j->base + j->hlen, j->from_tail, j->tlen, j->head);
-	p->split_head = w->run[j->head].tslot;
-	p->split_tail = w->run[j->tail].tslot;
+	p->split_head = w->tslot[j->head];
+	p->split_tail = w->tslot[j->tail];
 	p->split_len = j->hlen;
 	p->merge_from = j->from_tail + j->tlen - 1;
 	p->merge_to = end - 1;
 	kvp_st_rel_u32(&p->split_on, KVP_RADIX_MERGE);
 	KVP_POINT("radix:merge");
-	struct kvp_radix_hdr_shm *n = kvp_radix_img_load(w, w->run[j->head].tslot);
+	struct kvp_radix_hdr_shm *n = kvp_radix_img_load(w, w->tslot[j->head]);
 	n->len = j->hlen + j->tlen;
 	n->last = t->last;
 	n->base = j->base;
 	n->cap = j->cap;
-	kvp_radix_commit(w, w->run[j->head].tslot);
+	kvp_radix_commit(w, w->tslot[j->head]);
 	KVP_POINT("radix:merge_head");
 	for (uint32_t c = w->run[j->tail].child; c; c = w->run[c].next)
 		w->run[c].parent_pos = p->merge_to;
 	KVP_POINT("radix:merge_children");
-	kvp_radix_kill(w, w->run[j->tail].tslot);
+	kvp_radix_kill(w, w->tslot[j->tail]);
 	KVP_POINT("radix:merge_tail");
 	kvp_st_rel_u32(&p->split_on, 0);
 	adopt(w, j, head_cap, tail_cap);
@@ -203,7 +203,8 @@ uint32_t kvp_radix_merge_some(struct kvp_radix_w *w, uint32_t budget)
 
 uint32_t kvp_radix_w_tend(struct kvp_radix_w *w, uint32_t budget)
 {
-	uint32_t did = kvp_radix_merge_some(w, budget);
+	uint32_t did = kvp_radix_table_tend(w, budget);
+	did = did ? did : kvp_radix_merge_some(w, budget);
 	did = did ? did : kvp_radix_give_back(w, budget);
 	if (did)
 		kvp_radix_gauges(w);

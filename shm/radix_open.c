@@ -58,6 +58,8 @@ void kvp_radix_w_close(struct kvp_radix_w *w)
 	kvp_radix_mem_put(w->alias_by_ext, 4ULL << w->alias_log2);
 	kvp_radix_mem_put(w->alias_by_pos, 4ULL << w->alias_log2);
 	kvp_radix_mem_put(w->col_use, w->geo.col_max / KVP_RADIX_COL_GRAN);
+	kvp_radix_mem_put(w->tslot, 4ULL * w->geo.run_max + 4);
+	kvp_radix_mem_put(w->next.tslot, 4ULL * w->geo.run_max + 4);
 	kvp_radix_mem_put(w->key, 8ULL * KVP_RADIX_OP_BLK_MAX);
 	kvp_radix_mem_put(w->dup, 16ULL * KVP_RADIX_OP_BLK_MAX);
 	kvp_radix_buddy_close(&w->colb);
@@ -81,10 +83,13 @@ static int memory(struct kvp_radix_w *w)
 	w->alias_by_ext = kvp_radix_mem_get(4ULL << w->alias_log2);
 	w->alias_by_pos = kvp_radix_mem_get(4ULL << w->alias_log2);
 	w->col_use = kvp_radix_mem_get(w->geo.col_max / KVP_RADIX_COL_GRAN);
+	w->tslot = kvp_radix_mem_get(4ULL * w->geo.run_max + 4);
+	w->next.tslot = kvp_radix_mem_get(4ULL * w->geo.run_max + 4);
 	w->key = kvp_radix_mem_get(8ULL * KVP_RADIX_OP_BLK_MAX);
 	w->dup = kvp_radix_mem_get(16ULL * KVP_RADIX_OP_BLK_MAX);
 	w->dup_stamp = 1;
-	if (!w->name || !w->alias_by_ext || !w->alias_by_pos || !w->col_use || !w->key || !w->dup ||
+	if (!w->name || !w->alias_by_ext || !w->alias_by_pos || !w->col_use || !w->tslot ||
+		!w->next.tslot || !w->key || !w->dup ||
 		kvp_radix_buddy_open(&w->colb, w->geo.col_max / KVP_RADIX_COL_GRAN, 7, &w->pub->col_bump) ||
 		kvp_radix_buddy_open(&w->cutb, w->geo.cut_max / KVP_RADIX_CUT_GRAN, 10, &w->pub->cut_bump))
 		return KVP_ERR_SYS;

@@ -80,8 +80,8 @@ struct kvp_radix_run_shm {
 	uint64_t part_salt;
 	uint64_t part_mix;	    /* mixed into names */
 	uint32_t parent_pos;	    /* column position of the parent block; KVP_RADIX_NOPOS at the root */
-	uint32_t tslot;		    /* table slot; also the next free run */
-	uint32_t child, next, prev; /* first child, siblings; 0 = none */
+	uint32_t spare;
+	uint32_t child, next, prev; /* first child, siblings; 0 = none. next: also the next free run */
 	uint32_t hole;		    /* first hole record + 1 */
 	uint32_t live;		    /* 1: published */
 	uint32_t alias;		    /* 1: some block may have aliases */
@@ -199,6 +199,17 @@ struct kvp_radix_sweep { /* a map of names that is being replaced by one of twic
 	uint64_t from, done; /* first place swept, places swept */
 	uint32_t log2;
 };
+/* A table of another size that is being filled beside the current one: slots before `at` have their copy. */
+struct kvp_radix_next {
+	char *tab; /* NULL = none */
+	uint32_t *tslot;
+	uint32_t log2, mask, side;
+	uint64_t at, dead; /* slot of the current table that is next; tombstones in the new one */
+};
+struct kvp_radix_old { /* a table that was replaced: bytes before `at` are given back */
+	uint64_t at, bytes; /* bytes 0 = none */
+	uint32_t log2, side;
+};
 struct kvp_radix_w {
 	struct kvp_radix r;
 	struct kvp_radix_geo geo;
@@ -209,6 +220,9 @@ struct kvp_radix_w {
 	uint32_t *cut;
 	char *tab; /* current header table */
 	uint32_t tab_log2, tab_mask;
+	uint32_t *tslot; /* table slot of a run */
+	struct kvp_radix_next next;
+	struct kvp_radix_old old;
 	uint64_t *local, *ext;
 	uint32_t *run_of;
 	struct kvp_radix_run_shm *run;
@@ -242,7 +256,7 @@ static inline struct kvp_radix_hdr_shm *kvp_radix_hdr(const struct kvp_radix_w *
 }
 static inline struct kvp_radix_hdr_shm *kvp_radix_hdr_of(const struct kvp_radix_w *w, uint32_t rid)
 {
-	return kvp_radix_hdr(w, w->run[rid].tslot);
+	return kvp_radix_hdr(w, w->tslot[rid]);
 }
 static inline uint32_t kvp_radix_rid_at(const struct kvp_radix_w *w, uint32_t pos)
 {
@@ -253,7 +267,7 @@ static inline int kvp_radix_has_bit(const struct kvp_radix_hdr_shm *h, uint32_t 
 	return (int)((h->bits[slot >> 6] >> (slot & 63)) & 1);
 }
 
-/* radix_run.c: headers and table */
+/* radix_run.c: headers and runs; radix_table.c: the table */
 struct kvp_radix_hdr_shm *kvp_radix_img_load(struct kvp_radix_w *w, uint32_t tslot);
 struct kvp_radix_hdr_shm *kvp_radix_img_clear(struct kvp_radix_w *w);
 void kvp_radix_commit(struct kvp_radix_w *w, uint32_t tslot);
@@ -261,7 +275,13 @@ void kvp_radix_commit_finish(struct kvp_radix_w *w);
 uint32_t kvp_radix_probe(const struct kvp_radix_w *w, uint64_t key);	  /* run, 0 = absent */
 uint32_t kvp_radix_probe_free(const struct kvp_radix_w *w, uint64_t key); /* slot to insert at */
 void kvp_radix_use_table(struct kvp_radix_w *w, uint64_t desc);
+/* kvp_radix_table_fit keeps room for two more headers and goes on with a growth. */
 void kvp_radix_table_fit(struct kvp_radix_w *w);
+/* kvp_radix_table_tend goes on with growing, shrinking and giving back; looks done, 0 = nothing to do. */
+uint32_t kvp_radix_table_tend(struct kvp_radix_w *w, uint32_t budget);
+uint64_t kvp_radix_table_check(const struct kvp_radix_w *w);
+/* kvp_radix_mirror repeats a change of a header in the table that is being filled. After every change. */
+void kvp_radix_mirror(struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h);
 void kvp_radix_area_clear(struct kvp_radix_w *w, uint32_t log2, uint32_t side);
 int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len);
 uint32_t kvp_radix_run_get(struct kvp_radix_w *w, uint64_t part_salt, uint64_t part_mix, uint32_t parent_pos);

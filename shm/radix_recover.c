@@ -72,7 +72,7 @@ static void take_run(struct kvp_radix_w *w, uint32_t tslot)
 {
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr(w, tslot);
 	struct kvp_radix_run_shm *r = &w->run[h->rid];
-	r->tslot = tslot;
+	w->tslot[h->rid] = tslot;
 	r->live = 1;
 	for (uint32_t p = h->base; p < h->base + h->len; p++)
 		w->run_of[p] = (w->run_of[p] & KVP_RADIX_NAME_OTHER) | h->rid;
@@ -143,7 +143,7 @@ static void drop_rootless(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 			kvp_add_sw_u64(&w->pub->stat.blocks, 0 - (uint64_t)kvp_radix_hdr_of(w, rid)->len);
 			kvp_add_sw_u64(&w->pub->stat.runs, 0 - 1ULL);
 			w->run[rid].live = 0;
-			drop_header(w, w->run[rid].tslot, rep);
+			drop_header(w, w->tslot[rid], rep);
 			again = 1;
 		}
 	}

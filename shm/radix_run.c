@@ -2,7 +2,6 @@
 
 #include <kvpick/point.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* The image of the header as it shall be stands in the second segment, so that a killed writer's successor
  * can finish the copy. img_load fills it from the table, img_clear with nothing. */
@@ -53,95 +52,8 @@ void kvp_radix_commit(struct kvp_radix_w *w, uint32_t tslot)
 	kvp_st_rel_u32(&w->priv->img_at, tslot + 1);
 	KVP_POINT("radix:commit");
 	kvp_radix_commit_finish(w);
+	kvp_radix_mirror(w, kvp_radix_hdr(w, tslot));
 	KVP_POINT("radix:committed");
-}
-
-/* ---- table ---- */
-
-void kvp_radix_use_table(struct kvp_radix_w *w, uint64_t desc)
-{
-	w->tab_log2 = KVP_RADIX_DESC_LOG2(desc);
-	w->tab_mask = (uint32_t)((1ULL << w->tab_log2) - 1);
-	w->tab = (char *)w->pub + kvp_radix_area(&w->r, w->tab_log2, KVP_RADIX_DESC_SIDE(desc));
-	w->pub->area_used[KVP_RADIX_DESC_SIDE(desc)] |= 1ULL << w->tab_log2;
-	kvp_st_rlx_u64(&w->pub->stat.table_slots, 1ULL << w->tab_log2);
-}
-
-uint32_t kvp_radix_probe(const struct kvp_radix_w *w, uint64_t key)
-{
-	for (uint64_t i = key & w->tab_mask;; i = (i + 1) & w->tab_mask) {
-		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr(w, (uint32_t)i);
-		if (h->key == key)
-			return h->rid;
-		if (h->key == KVP_RADIX_KEY_NONE)
-			return 0;
-	}
-}
-
-uint32_t kvp_radix_probe_free(const struct kvp_radix_w *w, uint64_t key)
-{
-	uint64_t i = key & w->tab_mask;
-	while (kvp_radix_hdr(w, (uint32_t)i)->key >= KVP_RADIX_KEY_MIN)
-		i = (i + 1) & w->tab_mask;
-	return (uint32_t)i;
-}
-
-/* An area that is not the current table may be written freely: whoever still reads it sees another
- * descriptor at the end of the walk and starts again. */
-void kvp_radix_area_clear(struct kvp_radix_w *w, uint32_t log2, uint32_t side)
-{
-	if (!(w->pub->area_used[side] >> log2 & 1))
-		return;
-	uint64_t bytes = (uint64_t)w->geo.hdr_bytes << log2;
-	uint64_t *p = (uint64_t *)(void *)((char *)w->pub + kvp_radix_area(&w->r, log2, side));
-	if (madvise(p, bytes, MADV_REMOVE) != 0)
-		for (uint64_t i = 0; i < bytes / 8; i++)
-			kvp_st_rlx_u64(&p[i], 0);
-	w->pub->area_used[side] &= ~(1ULL << log2);
-}
-
-/* Copies all headers to a table of another size (or without tombstones), then publishes it by one store. */
-static void rehash(struct kvp_radix_w *w, uint32_t log2)
-{
-	uint64_t d = w->pub->table, old_cnt = 1ULL << w->tab_log2;
-	uint32_t side = log2 == w->tab_log2 ? !KVP_RADIX_DESC_SIDE(d) : KVP_RADIX_DESC_SIDE(d);
-	struct kvp_radix_w to = *w;
-	kvp_radix_area_clear(w, log2, side);
-	uint64_t nd = KVP_RADIX_DESC(KVP_RADIX_DESC_SEQ(d) + 1, log2, side);
-	kvp_radix_use_table(&to, nd);
-	KVP_POINT("radix:table_begin");
-	for (uint64_t i = 0; i < old_cnt; i++) {
-		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr(w, (uint32_t)i);
-		if (h->key < KVP_RADIX_KEY_MIN)
-			continue;
-		uint32_t at = kvp_radix_probe_free(&to, h->key);
-		uint64_t *dst = (uint64_t *)(void *)kvp_radix_hdr(&to, at);
-		for (uint32_t x = 0; x < w->geo.hdr_bytes / 8; x++)
-			kvp_st_rlx_u64(&dst[x], ((const uint64_t *)(const void *)h)[x]);
-		w->run[h->rid].tslot = at;
-	}
-	KVP_POINT("radix:table_copied");
-	kvp_st_rel_u64(&w->pub->table, nd); /* pairs with: radix_read.c kvp_radix_find */
-	/* Orders the new descriptor before any store into what the old table's headers name. */
-	kvp_fence_rel();
-	KVP_POINT("radix:table_new");
-	uint32_t old_log2 = w->tab_log2, old_side = KVP_RADIX_DESC_SIDE(d);
-	w->tab = to.tab;
-	w->tab_log2 = to.tab_log2;
-	w->tab_mask = to.tab_mask;
-	kvp_st_rlx_u64(&w->pub->stat.tombstones, 0);
-	kvp_add_sw_u64(&w->pub->stat.table_growths, 1);
-	kvp_radix_area_clear(w, old_log2, old_side);
-}
-
-/* Keeps room for two more headers: at most half of the table live, at most three quarters used. */
-void kvp_radix_table_fit(struct kvp_radix_w *w)
-{
-	uint64_t cnt = 1ULL << w->tab_log2, live = w->pub->stat.runs + 2;
-	if (live * 2 > cnt && w->tab_log2 < w->geo.log2_max)
-		rehash(w, w->tab_log2 + 1);
-	else if ((live + w->pub->stat.tombstones) * 4 > cnt * 3)
-		rehash(w, w->tab_log2);
 }
 
 /* ---- runs ---- */
@@ -152,7 +64,7 @@ uint32_t kvp_radix_run_get(struct kvp_radix_w *w, uint64_t part_salt, uint64_t p
 {
 	uint32_t rid = w->rid_free;
 	if (rid)
-		w->rid_free = w->run[rid].tslot;
+		w->rid_free = w->run[rid].next;
 	else if (w->priv->rid_bump < w->geo.run_max)
 		rid = ++w->priv->rid_bump;
 	else
@@ -168,7 +80,7 @@ uint32_t kvp_radix_run_get(struct kvp_radix_w *w, uint64_t part_salt, uint64_t p
 void kvp_radix_run_put(struct kvp_radix_w *w, uint32_t rid)
 {
 	w->run[rid].live = 0;
-	w->run[rid].tslot = w->rid_free;
+	w->run[rid].next = w->rid_free;
 	w->rid_free = rid;
 }
 
@@ -270,17 +182,17 @@ void kvp_radix_reap(struct kvp_radix_w *w, uint32_t rid)
 		forget_names(w, rid, base + end, base + len);
 		kvp_st_rlx_u64(&w->pub->stat.blocks, w->pub->stat.blocks - (len - end));
 		if (end) {
-			struct kvp_radix_hdr_shm *n = kvp_radix_img_load(w, w->run[rid].tslot);
+			struct kvp_radix_hdr_shm *n = kvp_radix_img_load(w, w->tslot[rid]);
 			n->len = end;
 			n->last = w->col[base + end - 1];
 			promote(w, h, n);
-			kvp_radix_commit(w, w->run[rid].tslot);
+			kvp_radix_commit(w, w->tslot[rid]);
 			kvp_add_sw_u64(&w->pub->stat.truncations, 1);
 			return;
 		}
 		uint32_t up = kvp_radix_parent_of(w, rid), ref = h->cut_ref,
 			 cls = KVP_RADIX_CUT_CLASS(h->cut_n);
-		kvp_radix_kill(w, w->run[rid].tslot);
+		kvp_radix_kill(w, w->tslot[rid]);
 		run_unlink(w, rid);
 		kvp_radix_col_unuse(w, base, cap);
 		if (cls)
@@ -359,7 +271,7 @@ int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len)
 	uint32_t cuts[KVP_RADIX_SLOT_MAX];
 	kvp_radix_table_fit(w);
 	struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
-	uint32_t at = h->base + len, end = h->base + h->len, hslot = w->run[rid].tslot;
+	uint32_t at = h->base + len, end = h->base + h->len, hslot = w->tslot[rid];
 	uint32_t tail = kvp_radix_run_get(w, w->run[rid].part_salt, w->run[rid].part_mix, at - 1);
 	if (!tail)
 		return KVP_ERR_FULL;
@@ -385,7 +297,7 @@ int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len)
 	n->rid = tail;
 	uint32_t tslot = kvp_radix_probe_free(w, n->key);
 	uint64_t reused = kvp_radix_hdr(w, tslot)->key == KVP_RADIX_KEY_DEAD;
-	w->run[tail].tslot = tslot;
+	w->tslot[tail] = tslot;
 	w->priv->split_head = hslot;
 	w->priv->split_tail = tslot;
 	w->priv->split_len = len;

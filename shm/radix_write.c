@@ -176,10 +176,10 @@ static uint32_t append(struct kvp_radix_w *w, struct put *p, uint32_t m, const s
 	KVP_POINT("radix:append");
 	if (!m)
 		return 0;
-	struct kvp_radix_hdr_shm *n = kvp_radix_img_load(w, w->run[p->rid].tslot);
+	struct kvp_radix_hdr_shm *n = kvp_radix_img_load(w, w->tslot[p->rid]);
 	n->len += m;
 	n->last = w->col[at + m - 1];
-	kvp_radix_commit(w, w->run[p->rid].tslot);
+	kvp_radix_commit(w, w->tslot[p->rid]);
 	kvp_add_sw_u64(&w->pub->stat.appends, 1);
 	p->off += m;
 	return m;
@@ -236,7 +236,7 @@ static uint32_t create(struct kvp_radix_w *w, struct put *p, uint32_t m, const s
 	n->bits[p->slot >> 6] = 1ULL << (p->slot & 63);
 	uint32_t tslot = kvp_radix_probe_free(w, n->key);
 	uint64_t reused = kvp_radix_hdr(w, tslot)->key == KVP_RADIX_KEY_DEAD;
-	w->run[rid].tslot = tslot;
+	w->tslot[rid] = tslot;
 	kvp_radix_commit(w, tslot);
 	kvp_radix_run_link(w, rid);
 	kvp_st_rlx_u64(&w->pub->stat.tombstones, w->pub->stat.tombstones - reused);

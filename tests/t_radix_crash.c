@@ -28,6 +28,7 @@ static const char *const place[] = {"radix:op", "radix:commit", "radix:commit_od
 	"radix:merge_children", "radix:merge_tail", "radix:merged", "radix:table_begin", "radix:table_copied",
 	"radix:table_new"};
 #define PLACES (sizeof(place) / sizeof(place[0]))
+#define PLACE_MERGE 23 /* five that need runs to merge */
 #define PLACE_TABLE 28 /* the last three need a growing table */
 
 static struct kvp_geom geom = {.slot_max = 8,
@@ -112,7 +113,7 @@ static int sound(uint64_t seed)
 static uint32_t rarest(void)
 {
 	uint32_t best = 0;
-	for (uint32_t i = 1; i < PLACE_TABLE; i++)
+	for (uint32_t i = 1; i < PLACE_MERGE; i++)
 		if (kills[i] < kills[best])
 			best = i;
 	return best;
@@ -135,6 +136,46 @@ static int kill_in_ops(uint64_t seed)
 			printf("# op %d kind %d, place %s, killed %d\n", i, op->kind, place[at], dead);
 			return 0;
 		}
+	}
+	return 1;
+}
+
+/* Two runs that can be merged, and a death at each step of it: the words follow one another, or both go to a
+ * new array and the tail's child with them. */
+static int mergeable(uint64_t id, int moved)
+{
+	uint64_t l[33], e[33];
+	struct kvp_radix_report rep;
+	struct kvp_radix_w *w = open_writer(&rep);
+	for (uint32_t i = 0; i < 33; i++) {
+		l[i] = id * 1009 + i;
+		e[i] = id * 1013 + i + 7;
+	}
+	int rc = kvp_radix_store(w, FILLER, 999, KVP_RADIX_ROOT, 0, 16, l, e, NULL);
+	for (uint32_t s = 0; moved && s < 2; s++) {
+		rc |= kvp_radix_store(w, FILLER + 1, 999, KVP_RADIX_ROOT, 0, 16, l, e, NULL);
+		rc |= kvp_radix_store(w, FILLER + s, 999, KVP_RADIX_CHILD, e[15], 16, l + 16, e + 16, NULL);
+	}
+	if (moved) {
+		rc |= kvp_radix_store(w, FILLER, 999, KVP_RADIX_CHILD, e[31], 1, l + 32, e + 32, NULL);
+	} else { /* a branch that goes again */
+		rc |= kvp_radix_store(w, FILLER, 999, KVP_RADIX_CHILD, e[7], 1, l + 32, e + 32, NULL);
+		rc |= kvp_radix_remove(w, FILLER, 1, e + 32, NULL);
+	}
+	kvp_radix_w_close(w);
+	return rc;
+}
+
+static int kill_in_merge(void)
+{
+	for (uint32_t i = 0; i < 2 * (PLACE_TABLE - PLACE_MERGE); i++) {
+		uint32_t at = PLACE_MERGE + i / 2;
+		if (mergeable(90000 + i, (int)(i % 2)) || child(place[at], 1, 0, 95000 + (int)i, 1) != 1 ||
+			!sound(i)) {
+			printf("# place %s, moved %u\n", place[at], i % 2);
+			return 0;
+		}
+		kills[at]++;
 	}
 	return 1;
 }
@@ -172,6 +213,7 @@ int main(void)
 		"both segments are made");
 	model_init(model, geom.index_rank_max, MODEL_SLOTS);
 	ok(kill_in_ops(seed), "an operation has happened fully after a kill at any place");
+	ok(kill_in_merge(), "a merge survives a kill at any place");
 	ok(kill_in_growth(), "a doubling of the table survives a kill at any place");
 	printf("# %u more kills anywhere\n", kills_any);
 	for (uint32_t i = 0; i < PLACES; i++)
