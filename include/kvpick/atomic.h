@@ -196,7 +196,7 @@ static inline void kvp_fence_rel(void)
 }
 static inline void kvp_fence_sc(void)
 {
-	KVP_RMW_FENCE();
+	ck_pr_fence_memory(); /* a real one: no locked operation stands beside it */
 }
 static inline void kvp_pause(void)
 {
