@@ -3,6 +3,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include <kvpick/point.h>
 #include "shm/catalogue_priv.h"
 
 _Static_assert(sizeof(struct kvp_rank_view) == 64, "one line a rank");
@@ -278,6 +279,7 @@ static uint32_t worker_walk(const struct kvp_cat *cat, uint64_t worker_id)
 		if (kvp_ld_acq_u32(&ws->state) == KVP_CAT_WORKER_LIVE &&
 			kvp_ld_rlx_u64(&ws->worker_id) == worker_id)
 			return idx;
+		KVP_POINT("catalogue:walk");
 		link = kvp_ld_acq_u32(&ws->next);
 	}
 	return UINT32_MAX;

@@ -30,9 +30,11 @@ void kvp_radix_commit_finish(struct kvp_radix_w *w)
 	KVP_POINT("radix:commit_odd");
 	kvp_st_rlx_u64(&h->last, n->last);
 	kvp_st_rlx_u32(&h->len, n->len);
+	KVP_POINT("radix:commit_len");
 	kvp_st_rlx_u32(&h->base, n->base);
 	kvp_st_rlx_u32(&h->cap, n->cap);
 	kvp_st_rlx_u32(&h->cut_ref, n->cut_ref);
+	KVP_POINT("radix:commit_cut");
 	kvp_st_rlx_u32(&h->cut_n, n->cut_n);
 	kvp_st_rlx_u32(&h->tier_ref, n->tier_ref);
 	kvp_st_rlx_u32(&h->rid, n->rid);
