@@ -135,7 +135,8 @@ static void take(struct kvp_idx_listeners *l, uint32_t ring)
 		struct taken *t = &taken[m->rank_slot];
 		t->ring_mask |= 1u << ring;
 		if (m->op == KVP_IDX_STORE)
-			t->wrong += m->n != 1 || m->data[1] != ++t->blocks || m->has_parent != (t->blocks > 1) ||
+			t->wrong += m->n != 1 || m->data[1] != ++t->blocks ||
+				    m->has_parent != (t->blocks > 1) ||
 				    (m->has_parent && m->parent != t->blocks - 1);
 		else if (m->op == KVP_IDX_MARK)
 			t->wrong += m->seq != t->marks++ || t->blocks != t->marks;
@@ -166,7 +167,8 @@ static void test_stall(struct kvp_idx_listeners *l)
 	for (int i = 0; i < RANKS; i++)
 		kvp_st_rel_u64(&engine[i].end, FEW);
 	UNTIL(taken[0].marks == FEW && taken[1].marks == FEW && taken[2].marks == FEW, take_all(l));
-	ok(taken[0].marks == FEW && taken[1].marks == FEW && taken[2].marks == FEW, "three engines are heard");
+	ok(taken[0].marks == FEW && taken[1].marks == FEW && taken[2].marks == FEW,
+		"three engines are heard");
 
 	/* Nobody takes from the first ring any more, while one of its engines goes on and on. */
 	uint64_t full = counted(KVP_CTR_EV_RING_FULL);
@@ -196,7 +198,8 @@ static void test_stall(struct kvp_idx_listeners *l)
 		(unsigned long long)counted(KVP_CTR_EV_REPLAYED),
 		(unsigned long long)counted(KVP_CTR_EV_GAP_MISSING));
 	is_u64(counted(KVP_CTR_EV_REPLAY_INCOMPLETE), 0, "no replay lacked anything");
-	ok(taken[1].marks == 2 * FEW && taken[2].marks == 2 * FEW, "the other engines' batches are there, too");
+	ok(taken[1].marks == 2 * FEW && taken[2].marks == 2 * FEW,
+		"the other engines' batches are there, too");
 	is_u64(taken[0].wrong + taken[1].wrong + taken[2].wrong, 0, "all in order, none twice");
 	ok(taken[0].ring_mask == 1 && taken[1].ring_mask == 2 && taken[2].ring_mask == 1,
 		"each rank stayed with one thread");
