@@ -258,6 +258,18 @@ def killed_namespaces(node):
     e.close()
 
 
+def refused(node):
+    """An address that nobody can connect to: the worker serves, and people are told."""
+    status, record = node.call("POST", "/workers", worker(8, "ipc:///tmp/" + "x" * 130))
+    tap.same((status, record["lifecycle"]), (201, "schedulable"), "a refused event address: schedulable")
+    wait_for(lambda: "worker 8 rank 0" in node.ctl("errors")[1])
+    tap.ok("events of worker 8 rank 0: connect" in node.ctl("errors")[1], "kvpickctl errors says why",
+           node.ctl("errors")[1])
+    tap.ok(wait_for(lambda: "kvpick_indexer_listener_retried_total 0" not in node.call("GET", "/metrics")[1]),
+           "and it is tried again")
+    node.call("DELETE", "/workers/8")
+
+
 with Node() as node:
     restart(node)
     gap(node, False, 3)
@@ -269,4 +281,5 @@ with Node() as node:
     namespaces(node)
     killed(node)
     killed_namespaces(node)
+    refused(node)
 sys.exit(tap.done())

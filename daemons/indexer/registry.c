@@ -361,11 +361,13 @@ int kvp_idx_rank_listen(struct kvp_idx *idx, uint32_t rank_slot, const char *eve
 	return rc ? rc : listener_start(idx, rank_slot, how);
 }
 
-/* The listener of before is replaced, so what it has under way is refused and everything is fetched. */
+/* The listener of before is replaced, so what it has under way is refused and everything is fetched. Its mark
+ * tells of events that are not in the tree: it goes before the index slot comes. */
 static void index_one(struct kvp_idx *idx, uint32_t rank_slot)
 {
 	struct kvp_idx_rank *r = &idx->rank[rank_slot];
 	struct kvp_cat_rank_info info;
+	forget_stream(idx, rank_slot, r->rank_gen);
 	if (kvp_cat_w_rank_index(&idx->cat, rank_slot, &info))
 		return;
 	KVP_POINT("indexer:index_taken");
@@ -373,7 +375,6 @@ static void index_one(struct kvp_idx *idx, uint32_t rank_slot)
 	r->index_gen = info.index_gen;
 	idx->waiting_cnt--;
 	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_INDEXED, 1);
-	forget_stream(idx, rank_slot, r->rank_gen);
 	epoch_next(idx);
 	r->epoch = idx->epoch;
 	if (r->listener) {
