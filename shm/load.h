@@ -67,6 +67,8 @@ struct kvp_book {
 	uint64_t nonce;
 	uint32_t rank_max, id_cnt, resv_max, chunk_cnt, chunk_cur, scratch_cnt, rank_end;
 	kvp_owner owner;
+	void (*on_end)(void *ctx, uint64_t session); /* NULL = none */
+	void *on_end_ctx;
 };
 
 /* Life cycle as in shm/obj.h. footprint uses rank_max, resv_max, active_block_max and salt; new expects
@@ -86,6 +88,13 @@ int kvp_book_delete(void *mem);
  * who     once, after join, before the first booking; one owner may have several handles.
  */
 void kvp_book_attach(struct kvp_book *b, kvp_owner owner, struct kvp_ctr_column_shm *column);
+
+/* kvp_book_on_end sets what a handle calls with the session of every reservation that it ends. */
+static inline void kvp_book_on_end(struct kvp_book *b, void (*hook)(void *ctx, uint64_t session), void *ctx)
+{
+	b->on_end = hook;
+	b->on_end_ctx = ctx;
+}
 
 struct kvp_load {
 	uint64_t prefill_tok;   /* tokens still to be prefilled by live bookings */

@@ -48,6 +48,9 @@ struct kvp_geom {
 	uint32_t pending_max;	   /* selections that may be replayed, 0..1048576; 0 = none */
 	uint64_t pending_bytes;	   /* their byte budget, any */
 	uint64_t pending_ttl_ns;   /* their time to live */
+	uint32_t affinity_max;	   /* sessions bound to workers, 0..2^24; 0 = no affinity */
+	uint64_t affinity_ttl_ns;  /* life of an idle binding */
+	uint64_t affinity_hold_ns; /* no booking lives longer than this */
 	uint64_t region_gen;	   /* generation, never 0 */
 	uint64_t salt[2];	   /* random secret: index key chain, id hashes */
 };

@@ -36,6 +36,7 @@ static const struct object object[] = {
 	{"radix", kvp_radix_footprint, kvp_radix_new, BY_NOBODY_ELSE},
 	{"pending", kvp_pending_footprint, kvp_pending_new, BY_BOOKER},
 	{"queue", kvp_queue_footprint, kvp_queue_new, BY_BOOKER},
+	{"affinity", kvp_affinity_footprint, kvp_affinity_new, BY_BOOKER},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -213,6 +214,12 @@ static int protect(struct kvp_region *r, enum kvp_region_access access)
 	return KVP_OK;
 }
 
+/* A lease of a session ends with its reservation. */
+static void end_lease(void *ctx, uint64_t session)
+{
+	kvp_affinity_release(ctx, session, kvp_clock_mono_ns());
+}
+
 static int join_objects(struct kvp_region *r)
 {
 	const struct kvp_dirent_shm *d = r->super->dir;
@@ -226,6 +233,9 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : kvp_radix_join(r->base + d[6].off, g, &r->radix);
 	rc = rc ? rc : kvp_pending_join(r->base + d[7].off, g, &r->pending);
 	rc = rc ? rc : kvp_queue_join(r->base + d[8].off, g, &r->queue);
+	rc = rc ? rc : kvp_affinity_join(r->base + d[9].off, g, &r->affinity);
+	if (!rc)
+		kvp_book_on_end(&r->book, end_lease, &r->affinity);
 	return rc;
 }
 

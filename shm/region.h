@@ -14,6 +14,7 @@
 #ifndef KVP_SHM_REGION_H
 #define KVP_SHM_REGION_H
 
+#include "shm/affinity.h"
 #include "shm/catalogue.h"
 #include "shm/cmdring.h"
 #include "shm/counter.h"
@@ -69,6 +70,7 @@ struct kvp_region { /* process-local */
 	struct kvp_book book;
 	struct kvp_pending pending;
 	struct kvp_queue queue;
+	struct kvp_affinity affinity;
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.

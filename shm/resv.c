@@ -283,6 +283,7 @@ int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t i
 	kvp_st_rlx_u32(&e->id_len, 0);
 	kvp_st_rlx_u32(&e->filling, 0);
 	kvp_st_rlx_u32(&e->split_chunk, 0);
+	kvp_st_rlx_u64(&e->session, 0);
 	if ((int32_t)kvp_faa_rlx_u64(&b->hdr->live, LIVE_MORE) >= (int32_t)b->resv_max) {
 		rc = KVP_ERR_FULL;
 	} else if (!id_alone(b, &x, at) || !book_step(b, idx, &s, ST_CLAIM)) {
@@ -307,6 +308,7 @@ void book_release(struct kvp_book *b, uint32_t idx)
 	struct kvp_resv_shm *e = &b->resv[idx];
 	uint64_t h = HANDLE(S_GEN(old.lo), idx);
 	KVP_POINT("book:release");
+	uint64_t session = kvp_ld_acq_u64(&e->session) ? kvp_xchg_ar_u64(&e->session, 0) : 0;
 	book_keys_drop(b, h);
 	chain_drop(b, h, kvp_ld_rlx_u32(&e->id_chunk), KVP_RESV_ID_MAX / (CHUNK_KEYS * 8));
 	kvp_st_rlx_u32(&e->id_chunk, 0);
@@ -321,6 +323,8 @@ void book_release(struct kvp_book *b, uint32_t idx)
 		kvp_faa_rlx_u64(&b->hdr->live, LIVE_LESS);
 	struct kvp_u128 gone = { old.lo & ~0xffffffffULL, 0 };
 	kvp_cas_u128(p, &old, gone);
+	if (session && b->on_end)
+		b->on_end(b->on_end_ctx, session);
 }
 
 /* The state word if h is of this generation, else 0 (which is a free entry). */
@@ -770,6 +774,17 @@ int kvp_resv_output(struct kvp_book *b, uint64_t h, const double *fraction)
 			book_wanted(b, idx);
 		return KVP_OK;
 	}
+}
+
+int kvp_resv_set_session(struct kvp_book *b, uint64_t h, uint64_t session)
+{
+	if (!IS_IN(state_of(b, h), BASES_LIVE))
+		return KVP_ERR_NOTFOUND;
+	uint64_t *w = &b->resv[H_IDX(h)].session;
+	kvp_xchg_sc_u64(w, session);
+	if (IS_IN(state_of(b, h), BASES_LIVE))
+		return KVP_OK; /* whoever ends it from now on finds the session */
+	return kvp_cas_ar_u64(w, session, 0) ? KVP_ERR_NOTFOUND : KVP_OK;
 }
 
 /* ---- looking: body words by acquire, so that the state is looked at again after all of them ---- */

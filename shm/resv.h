@@ -128,6 +128,12 @@ int kvp_resv_output(struct kvp_book *b, uint64_t h, const double *fraction);
  */
 int kvp_resv_free(struct kvp_book *b, uint64_t h);
 
+/* kvp_resv_set_session ties a lease (any value but 0) to a booked reservation: the process that ends it,
+ * however it ends, hands the value to the hook of kvp_book_on_end once. KVP_ERR_NOTFOUND if it has ended:
+ * nothing tied. A process killed while it ends the reservation may lose the call. Booker only, once a
+ * booking. */
+int kvp_resv_set_session(struct kvp_book *b, uint64_t h, uint64_t session);
+
 /* kvp_resv_info copies a booked reservation: KVP_OK, or KVP_ERR_NOTFOUND. All fields are of one instant. */
 int kvp_resv_info(const struct kvp_book *b, uint64_t h, struct kvp_resv_info *out);
 

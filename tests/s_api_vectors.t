@@ -20,7 +20,6 @@ LATER = {
         "queue-lcfs", "queue-wspt", "queue-jump", "queue-strict", "queue-abandon", "queue-worker-gone",
         "policy-limit-zero", "policy-limit-tokens"},
     "approximate index": {"approximate-index"},
-    "session affinity": {"affinity"},
     "replica sync": {"replica-off", "replica-on", "replica-static-peers"},
     "a minute of waiting": {"expiry"},
 }

@@ -6,7 +6,7 @@
 void kvp_config_warn_unbuilt(const struct kvp_config *cfg)
 {
 	static const enum kvp_config_id unbuilt[] = {KVP_CFG_queue_threshold, KVP_CFG_queue_policy,
-		KVP_CFG_policy_config, KVP_CFG_session_affinity_ttl_secs, KVP_CFG_predicted_ttl_secs,
+		KVP_CFG_policy_config, KVP_CFG_predicted_ttl_secs,
 		KVP_CFG_ttl_secs, KVP_CFG_approximate_cache_policy, KVP_CFG_replica_sync_port,
 		KVP_CFG_replica_sync_peers, KVP_CFG_indexer_peers, KVP_CFG_min_initial_workers};
 	for (size_t i = 0; i < sizeof(unbuilt) / sizeof(unbuilt[0]); i++)
@@ -32,6 +32,8 @@ void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_co
 		.temperature = cfg->temperature};
 	set->track_prefill_tokens = cfg->track_prefill_tokens ? KVP_YES : KVP_NO;
 	set->track_active_blocks = cfg->track_active_blocks ? KVP_YES : KVP_NO;
+	set->affinity_mode = cfg->session_affinity_mode == KVP_AFFINITY_SOFT ? KVP_AFFINITY_IS_SOFT
+									     : KVP_AFFINITY_IS_HARD;
 	set->assume_kv_reuse = cfg->assume_kv_reuse ? KVP_YES : KVP_NO;
 	set->records_routing =
 		!cfg->use_kv_events || kvp_config_has(cfg->predicted_ttl_secs) ? KVP_YES : KVP_NO;

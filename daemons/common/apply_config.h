@@ -10,7 +10,7 @@
 #include "daemons/common/select.h"
 
 /* kvp_config_warn_unbuilt logs one warning for every setting that was given but belongs to a part that this
- * version does not have: queueing, session affinity, approximate mode, replica sync, recovery. */
+ * version does not have: queueing, approximate mode, replica sync, recovery. */
 void kvp_config_warn_unbuilt(const struct kvp_config *cfg);
 
 /* kvp_select_from_config gives the settings of the aggregated role for bookings that belong to the node. */

@@ -411,7 +411,7 @@ static int constraints(struct kvp_parse *p, struct kvp_select_request *q)
 	return rc ? rc : preferred_taints(p, c, q);
 }
 
-static int session_context(struct kvp_parse *p)
+static int session_context(struct kvp_parse *p, struct kvp_str *session)
 {
 	struct kvp_json_val c, v;
 	struct kvp_str s = {NULL, 0};
@@ -422,7 +422,7 @@ static int session_context(struct kvp_parse *p)
 		return wrong(p, "session_context", "an object", c);
 	if (!present(c, "session_id", &v))
 		return fail(p, 422, "session_context: session_id is required");
-	int rc = opt_str(p, c, "session_id", SIZE_MAX, &s);
+	int rc = opt_str(p, c, "session_id", SIZE_MAX, session);
 	rc = rc ? rc : opt_str(p, c, "parent_session_id", SIZE_MAX, &s);
 	rc = rc ? rc : opt_bool(p, c, "session_final", &final_turn);
 	if (!rc && present(c, "input_trigger", &v) && !kvp_json_str_is(v, "user_message") &&
@@ -451,15 +451,14 @@ static int affinity_target(struct kvp_parse *p, struct kvp_select_request *q)
 static int scheduling_hints(struct kvp_parse *p, struct kvp_select_request *q)
 {
 	struct kvp_json_val v;
-	struct kvp_str session = {NULL, 0};
 	double jump = 0;
 	uint64_t priority;
 	enum kvp_tristate has;
 	int flag;
 	int rc = opt_num(p, p->root, "priority_jump", &jump);
 	rc = rc ? rc : opt_int(p, p->root, "strict_priority", UINT32_MAX, &priority, &has);
-	rc = rc ? rc : opt_str(p, p->root, "session_id", SIZE_MAX, &session);
-	rc = rc ? rc : session_context(p);
+	rc = rc ? rc : opt_str(p, p->root, "session_id", SIZE_MAX, &q->session_id);
+	rc = rc ? rc : session_context(p, &q->session_id);
 	if (rc)
 		return rc;
 	if (kvp_json_get(p->root, "advisory", &v) == KVP_OK) {

@@ -61,6 +61,7 @@ struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
 	s->set = *set;
 	kvp_book_attach(&r->book, owner, column);
 	kvp_pending_attach(&r->pending, owner, column);
+	kvp_affinity_attach(&r->affinity, owner, column);
 	if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
 		seed = kvp_clock_real_ns();
 	kvp_rng_seed(&s->rng, seed);

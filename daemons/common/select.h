@@ -30,6 +30,7 @@ struct kvp_select_settings {
 	double prefill_busy_threshold;	   /* NaN = unset; for advisory selections */
 	enum kvp_tristate records_routing; /* bookings feed the index: explicit block hashes are checked */
 	enum kvp_booking_owner owner_kind;
+	enum kvp_affinity_mode affinity_mode;
 };
 
 /* kvp_select_defaults fills in what an empty environment gives. */

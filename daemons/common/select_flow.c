@@ -203,10 +203,11 @@ static int select_unbooked(
 {
 	enum kvp_tristate track = either(q->override.track_prefill_tokens, s->set.track_prefill_tokens);
 	uint32_t chosen;
-	int status = prepare(s, q, KVP_PROMPT_USE_SELECT);
+	int status = kvp_sel_session_look(s, q);
+	status = status ? status : prepare(s, q, KVP_PROMPT_USE_SELECT);
 	if (status)
 		return status;
-	status = kvp_sel_pick(s, q, track, &chosen);
+	status = kvp_sel_pick(s, kvp_sel_session_request(s, q), track, &chosen);
 	status = status ? status : kvp_sel_worker_of(s, &s->rank[chosen]);
 	status = status ? status : fill_answer(s, chosen, track, a);
 	if (!status && q->advisory == KVP_YES)
@@ -244,15 +245,19 @@ int kvp_selection_select_and_reserve(
 	status = kvp_sel_claim(s, a->selection_id, &h);
 	if (status)
 		return status;
-	status = prepare(s, q, KVP_PROMPT_USE_SELECT);
-	status = status ? status : book_chosen(s, q, h, track, &chosen);
+	status = kvp_sel_session_hold(s, q);
+	status = status ? status : prepare(s, q, KVP_PROMPT_USE_SELECT);
+	status = status ? status : book_chosen(s, kvp_sel_session_request(s, q), h, track, &chosen);
 	if (status) {
+		kvp_sel_session_cancel(s);
 		kvp_resv_abandon(&s->region->book, h);
 		return status;
 	}
 	status = kvp_sel_worker_of(s, &s->rank[chosen]);
 	status = status ? status : fill_answer(s, chosen, track, a);
+	status = status ? status : kvp_sel_session_bind(s, h, a->worker_id, a->dp_rank);
 	if (status) {
+		kvp_sel_session_cancel(s);
 		kvp_resv_free(&s->region->book, h);
 		return status;
 	}

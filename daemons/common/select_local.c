@@ -43,6 +43,9 @@ static int open_objects(struct kvp_sel_local *l, const struct kvp_local_cfg *cfg
 		.active_block_max = either(cfg->active_block_max, 65536),
 		.queued_max = 16,
 		.part_max = 16,
+		.affinity_max = cfg->session_ttl_ns ? KVP_AFFINITY_PART_MAX : 0,
+		.affinity_ttl_ns = cfg->session_ttl_ns,
+		.affinity_hold_ns = UINT64_MAX / 4, /* bookings here end by call only */
 		.pending_max = 4096,
 		.pending_bytes = 256u << 20,
 		.pending_ttl_ns = 120ull * 1000000000};

@@ -48,6 +48,15 @@ struct kvp_sel_rank {
 struct kvp_sel_local; /* select_local.c */
 void kvp_sel_local_close(struct kvp_sel_local *l);
 
+/* The session of the current call. */
+struct kvp_sel_session {
+	struct kvp_affinity_key key;
+	struct kvp_affinity_hold hold;	   /* UNPINNED: nothing to bind or to cancel */
+	enum kvp_tristate steer;	   /* KVP_YES: prefer target */
+	struct kvp_affinity_target target;
+	struct kvp_select_request request; /* the caller's, with the session's target */
+};
+
 struct kvp_selection {
 	struct kvp_sel_local *local; /* the private node of kvp_selection_open_local, else NULL */
 	struct kvp_region *region;
@@ -68,6 +77,7 @@ struct kvp_selection {
 		scratch_cand_rank;
 	struct kvp_sel_view view[KVP_PART_MAX];
 	struct kvp_cat_worker_info worker; /* of the chosen worker */
+	struct kvp_sel_session session;
 	char id[KVP_SELECTION_ID_MAX];	   /* generated id */
 	char err[KVP_SELECT_ERR_MAX];
 };
@@ -90,6 +100,20 @@ int kvp_sel_booking_failed(struct kvp_selection *s, int rc, uint64_t worker_id);
 void kvp_sel_remember(
 	struct kvp_selection *s, const struct kvp_select_request *q, const struct kvp_select_answer *a);
 void kvp_sel_forget(struct kvp_selection *s, enum kvp_part_role role, const struct kvp_reserve_request *q);
+
+/* Session of a request, after the partition was opened. look (select) steers to a bound target: 0 or 400.
+ * hold (select_and_reserve) begins a booking: 0, 400 or KVP_SELECTION_WAIT. request is q with the target to
+ * steer to. Then exactly one of cancel (no booking) and bind (booked as h): 0, or 400 bound elsewhere.
+ * bind_kept is hold and bind of a replayed selection. steerable: a session that these calls look at. */
+int kvp_sel_steerable(const struct kvp_selection *s, const struct kvp_select_request *q);
+int kvp_sel_session_look(struct kvp_selection *s, const struct kvp_select_request *q);
+int kvp_sel_session_hold(struct kvp_selection *s, const struct kvp_select_request *q);
+const struct kvp_select_request *kvp_sel_session_request(
+	struct kvp_selection *s, const struct kvp_select_request *q);
+void kvp_sel_session_cancel(struct kvp_selection *s);
+int kvp_sel_session_bind(struct kvp_selection *s, uint64_t h, uint64_t worker_id, uint32_t dp_rank);
+int kvp_sel_session_bind_kept(
+	struct kvp_selection *s, const char *session, size_t len, uint64_t h, const struct kvp_sel_rank *r);
 
 /* kvp_sel_scratch makes room for n elements; NULL without memory. */
 void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes);

@@ -36,6 +36,8 @@ void kvp_sel_remember(
 		.prefill_tok = a->effective_prefill_tok,
 		.lora_hash = lora->len ? kvp_hash_bytes(lora->ptr, lora->len, 0) : 0,
 		.expected_output_tok = q->expected_output_tok,
+		.session = kvp_sel_steerable(s, q) ? q->session_id.ptr : NULL,
+		.session_len = kvp_sel_steerable(s, q) ? (uint32_t)q->session_id.len : 0,
 		.flags = a->track_prefill_tokens == KVP_YES ? KVP_PENDING_TRACK_PREFILL : 0};
 	kvp_pending_insert(&s->region->pending, &it, kvp_clock_mono_ns());
 }
@@ -57,6 +59,7 @@ void kvp_sel_forget(struct kvp_selection *s, enum kvp_part_role role, const stru
 struct replay {
 	struct kvp_str model, group, id;
 	struct kvp_pending_hit hit;
+	char session[KVP_PENDING_SESSION_MAX];
 };
 
 static int nothing_kept(struct kvp_selection *s, const struct replay *r)
@@ -84,13 +87,12 @@ static int kept_rank(struct kvp_selection *s, const struct replay *r, uint32_t *
 		r->group.ptr);
 }
 
-static int book_kept(
-	struct kvp_selection *s, const struct replay *r, uint64_t h, const struct kvp_sel_rank *rank)
+static int book_kept(struct kvp_selection *s, struct replay *r, uint64_t h, const struct kvp_sel_rank *rank)
 {
 	uint64_t *seq = kvp_sel_scratch(&s->scratch_seq, r->hit.seq_cnt, sizeof(uint64_t));
 	if (!seq)
 		return kvp_sel_fail(s, 500, "out of memory");
-	if (kvp_pending_lists(&s->region->pending, &r->hit, seq, NULL, NULL))
+	if (kvp_pending_lists(&s->region->pending, &r->hit, seq, NULL, r->session))
 		return nothing_kept(s, r);
 	int blocks = s->set.track_active_blocks == KVP_YES;
 	int track = (r->hit.flags & KVP_PENDING_TRACK_PREFILL) != 0;
@@ -141,8 +143,13 @@ int kvp_selection_replay(struct kvp_selection *s, enum kvp_part_role role, struc
 		kvp_resv_abandon(&s->region->book, h);
 		return status;
 	}
-	/* A newer selection of the id stays: only what was booked ends. */
+	/* A newer selection of the id stays: only what was booked ends, also when the session refuses it. */
 	kvp_pending_consume(&s->region->pending, &r.hit);
+	status = kvp_sel_session_bind_kept(s, r.session, r.hit.session_len, h, &s->rank[at]);
+	if (status) {
+		kvp_resv_free(&s->region->book, h);
+		return status;
+	}
 	kvp_ctr_add(s->ctr, KVP_CTR_SELECT_BOOKED, 1);
 	a->selection_id = selection_id;
 	a->worker_id = r.hit.worker_id;

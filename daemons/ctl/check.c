@@ -48,6 +48,11 @@ static uint64_t check_queue(struct kvp_region *r)
 	return kvp_queue_check(&r->queue);
 }
 
+static uint64_t check_affinity(struct kvp_region *r)
+{
+	return kvp_affinity_check(&r->affinity);
+}
+
 static const struct {
 	const char *name;
 	uint64_t (*check)(struct kvp_region *r);
@@ -61,6 +66,7 @@ static const struct {
 	{"radix", check_radix},
 	{"pending", check_pending},
 	{"queue", check_queue},
+	{"affinity", check_affinity},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

@@ -30,6 +30,13 @@ struct kvp_httpd_cmd {
 	uint64_t deadline_ns;
 };
 
+/* A request that waits for another booking of its session. */
+struct kvp_httpd_parked {
+	struct kvp_httpd_parked *next;
+	struct kvp_http_req *req;
+	uint64_t since_ns;
+};
+
 struct kvp_httpd {
 	struct kvp_boot boot;
 	struct kvp_loop *loop;
@@ -38,8 +45,9 @@ struct kvp_httpd {
 	struct kvp_parse parse;
 	struct kvp_jw out;
 	struct kvp_httpd_cmd *pending;
+	struct kvp_httpd_parked *parked; /* oldest first */
 	struct kvp_watch wake, signals;
-	struct kvp_timer beat;
+	struct kvp_timer beat, retry;
 	struct kvp_http_server_stat seen;    /* last statistics added to the counters */
 	struct kvp_load_row *load_row;	     /* KVP_HTTPD_ROWS_MAX */
 	struct kvp_overlap_row *overlap_row; /* KVP_HTTPD_ROWS_MAX */
@@ -57,6 +65,7 @@ struct kvp_call {
 	char seg[KVP_SELECTION_ID_MAX + 1]; /* percent-decoded variable path segment */
 	size_t seg_len;
 	uint64_t worker_id; /* the segment of /workers/{id} */
+	uint64_t since_ns;  /* when the request was parked first; 0 = it was not */
 };
 
 void kvp_httpd_request(void *ctx, struct kvp_http_req *r); /* routes.c: on_request of both servers */
@@ -92,6 +101,15 @@ void kvp_route_loads(struct kvp_call *c);
 void kvp_route_metrics(struct kvp_call *c);
 void kvp_route_peer_change(struct kvp_call *c);
 void kvp_route_peer_list(struct kvp_call *c);
+
+/* park.c. kvp_httpd_park keeps a call until kvp_httpd_retry, which runs all that are kept once more: called
+ * when this process is woken, and by a timer in case the waker died. kvp_httpd_unpark: 1 if the request was
+ * parked. */
+void kvp_httpd_park(struct kvp_call *c);
+int kvp_httpd_unpark(struct kvp_httpd *h, const struct kvp_http_req *r);
+int kvp_httpd_retry(struct kvp_httpd *h);
+/* kvp_httpd_run handles a request: on_request, and every retry. since_ns as in struct kvp_call. */
+void kvp_httpd_run(struct kvp_httpd *h, struct kvp_http_req *r, uint64_t since_ns);
 
 /* kvp_httpd_poll_commands answers the requests whose command the indexer has answered; 1 if there was one. */
 int kvp_httpd_poll_commands(struct kvp_httpd *h);

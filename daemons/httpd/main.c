@@ -10,11 +10,12 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#define REAP_MS 30000
+
 void kvp_httpd_abort(void *ctx, struct kvp_http_req *r)
 {
 	struct kvp_httpd_cmd *p = r->user;
-	(void)ctx;
-	if (p)
+	if (!kvp_httpd_unpark(ctx, r) && p)
 		p->req = NULL; /* the command goes on; its reply is thrown away */
 }
 
@@ -24,16 +25,17 @@ static void on_wake(void *ctx, int fd)
 	(void)fd;
 	kvp_slot_awake(h->boot.slots);
 	kvp_httpd_poll_commands(h);
+	kvp_httpd_retry(h);
 }
 
 /* before_sleep: replies of the indexer must not be missed between the last look and the wait. */
 static int before_sleep(void *ctx)
 {
 	struct kvp_httpd *h = ctx;
-	if (!h->pending)
+	if (!h->pending && !h->parked)
 		return 0;
 	kvp_slot_sleep(h->boot.slots);
-	return kvp_httpd_poll_commands(h);
+	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h);
 }
 
 static void on_drained(void *ctx)
@@ -72,6 +74,17 @@ static void count_http(struct kvp_httpd *h)
 #define TOUCH_BYTES (1u << 20)	      /* a beat: a tenth of a millisecond */
 #define TOUCH_FIRST_BYTES (256u << 20) /* before it serves */
 
+/* Each process looks at its share of the bindings, so that all are seen once in the shorter of their time to
+ * live and half a minute. */
+static void reap_sessions(struct kvp_httpd *h)
+{
+	struct kvp_affinity *a = &h->boot.region->affinity;
+	uint64_t period_ms = a->ttl_ns / 1000000 < REAP_MS ? a->ttl_ns / 1000000 : REAP_MS;
+	uint64_t share = (uint64_t)kvp_affinity_used(a) * h->boot.config->slot_beat_ms / (period_ms + 1);
+	if (kvp_affinity_used(a))
+		kvp_affinity_reap(a, kvp_clock_mono_ns(), (uint32_t)share + 1);
+}
+
 static void on_beat(void *ctx, struct kvp_timer *t)
 {
 	struct kvp_httpd *h = ctx;
@@ -82,6 +95,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_ctr_max(h->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	count_http(h);
 	kvp_httpd_poll_commands(h);
+	reap_sessions(h);
 	kvp_radix_touch(&h->boot.region->radix, &h->touch, TOUCH_BYTES);
 	kvp_token_refresh(&h->token); /* a file that is gone or broken for a moment changes nothing */
 	kvp_timer_set(h->loop, t, now_ns + h->boot.config->slot_beat_ms * 1000000, on_beat, h);
@@ -155,6 +169,8 @@ static void close_all(struct kvp_httpd *h)
 	kvp_http_server_close(h->metrics);
 	kvp_loop_close(h->loop);
 	kvp_selection_close(h->selection);
+	while (h->parked)
+		kvp_httpd_unpark(h, h->parked->req);
 	kvp_parse_close(&h->parse);
 	kvp_jw_free(&h->out);
 	while (h->pending) {

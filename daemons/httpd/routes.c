@@ -284,8 +284,12 @@ void kvp_httpd_too_large(void *ctx, const struct kvp_http_req *r, int *status, c
 
 void kvp_httpd_request(void *ctx, struct kvp_http_req *r)
 {
-	struct kvp_httpd *h = ctx;
-	struct kvp_call c = {.h = h, .req = r};
+	kvp_httpd_run(ctx, r, 0);
+}
+
+void kvp_httpd_run(struct kvp_httpd *h, struct kvp_http_req *r, uint64_t since_ns)
+{
+	struct kvp_call c = {.h = h, .req = r, .since_ns = since_ns};
 	const char *seg, *text;
 	size_t seg_len = 0;
 	int status;

@@ -96,8 +96,14 @@ static void select_any(struct kvp_call *c, enum booked booked)
 	}
 	if (refuse_when_draining(c))
 		return;
+	if (c->since_ns && kvp_clock_mono_ns() - c->since_ns > KVP_AFFINITY_WAIT_NS)
+		q.no_wait = KVP_YES;
 	status = booked == BOOKED ? kvp_selection_select_and_reserve(h->selection, &q, &a)
 				  : kvp_selection_select(h->selection, &q, &a);
+	if (status == KVP_SELECTION_WAIT) {
+		kvp_httpd_park(c);
+		return;
+	}
 	if (status != 200) {
 		kvp_reply_error(c, status, kvp_selection_error(h->selection));
 		return;

@@ -1,10 +1,13 @@
 #include "daemons/supervisor/sup.h"
 
+#include "shm/affinity.h"
+
 #include "daemons/common/log.h"
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#define AFFINITY_PARTS 16	/* partitions that may have all sessions that a partition may have */
 #define TTL_MAX_S 4000000000.0 /* a longer time to live is longer than anything runs */
 
 static const char *const program[KVP_ROLE_CNT] = {
@@ -92,5 +95,12 @@ int sup_plan(struct sup *s)
 	s->geom.pending_ttl_ns = c->selection_cache_ttl_secs < TTL_MAX_S
 					 ? (uint64_t)(c->selection_cache_ttl_secs * 1e9)
 					 : (uint64_t)TTL_MAX_S * 1000000000u;
+	if (c->session_affinity_ttl_secs != KVP_CONFIG_UNSET) {
+		/* A booking ends by age within twice the limit, at the latest. */
+		uint64_t hold_s = 2 * c->active_request_expiry_secs + 60;
+		s->geom.affinity_max = AFFINITY_PARTS * KVP_AFFINITY_PART_MAX;
+		s->geom.affinity_ttl_ns = c->session_affinity_ttl_secs * 1000000000u;
+		s->geom.affinity_hold_ns = hold_s < TTL_MAX_S ? hold_s * 1000000000u : UINT64_MAX / 4;
+	}
 	return 0;
 }

@@ -21,6 +21,7 @@
 
 struct kvp_selection;
 
+#define KVP_SELECTION_WAIT 102	  /* the one answer that is none: see kvp_selection_select_and_reserve */
 #define KVP_SELECTION_ID_MAX 4096 /* bytes of a selection id */
 #define KVP_NAME_MAX 1024	  /* bytes of model, group, LoRA name, salt, endpoint */
 #define KVP_SESSION_ID_MAX 256	  /* bytes of a session id */
@@ -82,6 +83,8 @@ struct kvp_select_request {
 	uint32_t required_cnt;
 	const struct kvp_taint_pref *preferred_taint;
 	uint32_t preferred_cnt;
+	struct kvp_str session_id;  /* sticks to its first booked worker where session affinity is on */
+	enum kvp_tristate no_wait;  /* select_and_reserve: do not wait for another booking of the session */
 	enum kvp_tristate advisory; /* select only: never waits, reports the load of the chosen worker */
 };
 
@@ -150,7 +153,10 @@ struct kvp_overlap_row {
 /* kvp_selection_select chooses without booking; kvp_selection_select_and_reserve also books atomically.
  *
  * return  200 with a filled; 400 prompt or argument (text names the member), 409 the id is live or being
- * booked, 500 the chosen worker vanished, 503 no schedulable worker, nothing eligible, or table full.
+ * booked (or, with a session, 400 it is bound elsewhere), 500 the chosen worker vanished, KVP_SELECTION_WAIT
+ * when another process just binds the session (nothing was done: repeat the call when this process's slot is
+ * woken or some milliseconds later, after ten seconds with no_wait), 503 no schedulable worker, nothing
+ * eligible, or table full.
  */
 int kvp_selection_select(
 	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a);
@@ -201,6 +207,7 @@ struct kvp_local_cfg {
 	uint64_t block_max;	   /* [100000] */
 	uint64_t active_block_max; /* [65536] */
 	uint64_t seed;		   /* of the tie-breaking generator; 0 = from the kernel */
+	uint64_t session_ttl_ns;   /* life of an idle session's binding; 0 = no session affinity */
 };
 struct kvp_local_worker {
 	uint64_t worker_id;
