@@ -72,7 +72,8 @@ int kvp_radix_geo(const struct kvp_geom *g, struct kvp_radix_geo *o)
 	o->word_cnt = o->slot_max / 64;
 	o->block_max = g->block_max;
 	uint64_t few = g->block_max < (1u << 20) ? g->block_max : (1u << 20);
-	o->run_max = (uint32_t)(g->block_max / 4 > few ? g->block_max / 4 : few);
+	o->run_max = (uint32_t)(g->block_max > few ? g->block_max : few); /* all of them may stand alone */
+	o->run_max = o->run_max > RUN_MAX ? RUN_MAX : o->run_max;
 	/* Arrays are at most two thirds slack (continuations double), short runs begin with 16 words. */
 	o->col_max = words(4 * g->block_max + 16ULL * o->run_max, KVP_RADIX_RUN_BLK_MAX);
 	o->cut_max = words(2 * g->block_max + 65536, KVP_RADIX_CUT_GRAN << 10);

@@ -160,7 +160,10 @@ void kvp_radix_w_close(struct kvp_radix_w *w);
 
 enum kvp_radix_parent { KVP_RADIX_ROOT, KVP_RADIX_CHILD };
 
-/* kvp_radix_store: the rank in `slot` now holds n blocks in a row, the first under parent_ext
+/* Capacity: block_max blocks, in as many runs if need be (up to 2^28 runs). A block that stands alone costs
+ * 64 B of key column, 28 B / 8 of that again in private columns and at least two headers' room in the table.
+ *
+ * kvp_radix_store: the rank in `slot` now holds n blocks in a row, the first under parent_ext
  * (KVP_RADIX_CHILD) or at the root.
  *
  * slot       index slot, below index_rank_max; one partition a slot until kvp_radix_clear.
@@ -180,6 +183,9 @@ int kvp_radix_remove(
 	struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uint64_t *ext, uint32_t *unknown);
 /* kvp_radix_clear drops everything of one slot and forgets its partition. Cost: one look at every run. */
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot);
+/* kvp_radix_clear_some does it in steps of budget looks (50 to 100 ns each): KVP_ERR_AGAIN until nothing is
+ * left, KVP_OK then. Nothing must be stored for the slot meanwhile; one slot at a time makes progress. */
+int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget);
 /* kvp_radix_w_tend does upkeep that no operation should wait for: a run that is the only child of its parent
  * and held by the same ranks is merged into it, which bounds the hops of a walk; memory of long free
  * stretches goes back to the kernel, at most 4 MiB a call and never the last eighth; a header table goes on

@@ -208,7 +208,7 @@ struct kvp_radix_next {
 };
 struct kvp_radix_old { /* a table that was replaced: bytes before `at` are given back */
 	uint64_t at, bytes; /* bytes 0 = none */
-	uint32_t log2, side;
+	uint32_t log2, side, tick;
 };
 struct kvp_radix_w {
 	struct kvp_radix r;
@@ -231,6 +231,7 @@ struct kvp_radix_w {
 	struct kvp_radix_slot_shm *slot;
 	uint64_t *op_local, *op_ext;
 	uint32_t rid_free, hole_free, alias_free; /* + 1 but for rid; 0 = none */
+	uint32_t clear_slot, clear_at; /* slot being cleared in steps, next run to look at */
 	uint32_t merge_at;			  /* next run to look at, 0 = no pass under way */
 	uint64_t merge_seen;			  /* operations done when the last pass began */
 	uint32_t pin_rid;			  /* run that must not be cut or killed now */

@@ -11,7 +11,9 @@
  * area that its successor clears. */
 
 #define SLOTS_PER_HEADER 16u /* copied with each new header: done long before the table is too full */
-#define GIVE_BYTES (1u << 20)
+/* of the old table, with each GIVE_EVERY-th new header: gone before the next one */
+#define GIVE_BYTES (64u << 10)
+#define GIVE_EVERY 64u
 
 void kvp_radix_use_table(struct kvp_radix_w *w, uint64_t desc)
 {
@@ -177,6 +179,8 @@ void kvp_radix_table_fit(struct kvp_radix_w *w)
 		begin(w, w->tab_log2 + 1);
 	else if (!w->next.tab && used * 8 > cnt * 5)
 		begin(w, w->tab_log2);
+	if (w->old.bytes && w->old.tick++ % GIVE_EVERY == 0)
+		old_give(w);
 	if (w->next.tab)
 		step(w, used * 8 > cnt * 7 ? UINT64_MAX : SLOTS_PER_HEADER);
 }
@@ -185,7 +189,8 @@ uint32_t kvp_radix_table_tend(struct kvp_radix_w *w, uint32_t budget)
 {
 	uint64_t cnt = 1ULL << w->tab_log2, live = w->pub->stat.runs + 2;
 	if (w->old.bytes) {
-		old_give(w);
+		for (uint32_t i = 0; w->old.bytes && i < budget; i += 100)
+			old_give(w);
 		return budget;
 	}
 	if (!w->next.tab && live * 16 < cnt && w->tab_log2 > w->geo.log2_min)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define RUN_MIN 16u  /* words of the smallest array */
+#define RUNS_MANY 65536u
 #define NAME_AHEAD 8 /* names whose place in the map is fetched ahead */
 
 /* A store on its way: the cursor stands behind block `off` - 1 of run `rid` (the root: run 0). */
@@ -191,9 +192,13 @@ static uint32_t array_get(struct kvp_radix_w *w, const struct put *p, uint32_t m
 	uint32_t want = m;
 	if (p->rid && !w->run[p->rid].child && kvp_radix_hdr_of(w, p->rid)->len * 2 > want)
 		want = kvp_radix_hdr_of(w, p->rid)->len * 2;
-	want = want < RUN_MIN ? RUN_MIN : want;
+	/* Where most runs are short, room to grow in would be most of the memory. */
+	const struct kvp_radix_stats *st = &w->pub->stat;
+	uint32_t least = st->runs > RUNS_MANY && st->blocks < 4 * st->runs ? KVP_RADIX_COL_GRAN : RUN_MIN;
+	want = want < least ? least : want;
 	want = want > KVP_RADIX_RUN_BLK_MAX ? KVP_RADIX_RUN_BLK_MAX : want;
-	uint32_t order = 32 - (uint32_t)__builtin_clz((want - 1) / KVP_RADIX_COL_GRAN);
+	uint32_t order =
+		want > KVP_RADIX_COL_GRAN ? 32 - (uint32_t)__builtin_clz((want - 1) / KVP_RADIX_COL_GRAN) : 0;
 	for (;; order--) {
 		uint32_t g = kvp_radix_buddy_get(&w->colb, order);
 		if (g != KVP_RADIX_NOPOS) {
@@ -529,9 +534,15 @@ int kvp_radix_remove(struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uin
 
 /* ---- clear ---- */
 
-static void clear_all(struct kvp_radix_w *w, uint32_t slot)
+/* Goes on with a pass over all runs, budget of them. A run that was split meanwhile may leave something
+ * behind the pass: then another one follows. 1: nothing is left. */
+static int clear_pass(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
 {
-	for (uint32_t rid = 1; rid <= w->priv->rid_bump && w->slot[slot].blocks; rid++) {
+	if (w->clear_slot != slot || w->clear_at > w->priv->rid_bump)
+		w->clear_at = 1;
+	w->clear_slot = slot;
+	for (; w->clear_at <= w->priv->rid_bump && w->slot[slot].blocks && budget; budget--) {
+		uint32_t rid = w->clear_at++;
 		if (rid + 8 <= w->priv->rid_bump && w->run[rid + 8].live)
 			__builtin_prefetch(kvp_radix_hdr_of(w, rid + 8));
 		if (!w->run[rid].live)
@@ -542,18 +553,36 @@ static void clear_all(struct kvp_radix_w *w, uint32_t slot)
 		kvp_radix_drop_all(w, rid, slot);
 		kvp_radix_reap(w, rid);
 	}
+	if (w->slot[slot].blocks)
+		return 0;
 	w->slot[slot].has_part = 0;
+	w->clear_at = 1;
+	return 1;
 }
 
-int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot)
+static void clear_all(struct kvp_radix_w *w, uint32_t slot)
+{
+	w->clear_at = 1;
+	clear_pass(w, slot, UINT32_MAX);
+}
+
+int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
 {
 	if (slot >= w->geo.slot_max)
 		return KVP_ERR_INVAL;
 	op_begin(w, KVP_RADIX_OP_CLEAR, slot, 0);
-	clear_all(w, slot);
+	int done = clear_pass(w, slot, budget);
 	op_end(w);
+	if (!done)
+		return KVP_ERR_AGAIN;
 	kvp_radix_count(w, &w->pub->stat.cleared, KVP_CTR_RADIX_CLEARED, 1);
 	return KVP_OK;
+}
+
+int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot)
+{
+	w->clear_at = 1;
+	return kvp_radix_clear_some(w, slot, UINT32_MAX);
 }
 
 /* Carries out the operation that a predecessor was killed in. Each is idempotent. */

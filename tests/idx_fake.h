@@ -85,6 +85,11 @@ int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot)
 	fake->clears++;
 	return KVP_OK;
 }
+int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
+{
+	(void)budget;
+	return kvp_radix_clear(w, slot);
+}
 
 int kvp_rank_open(struct kvp_book *b, uint32_t slot, uint32_t gen)
 {

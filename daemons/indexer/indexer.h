@@ -117,8 +117,8 @@ void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot);
 void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot);
 /* kvp_idx_rank_set fills the registry's entry of a rank slot in use. */
 void kvp_idx_rank_set(struct kvp_idx *idx, const struct kvp_cat_rank_info *info);
-/* kvp_idx_clear_some clears up to max queued slots; returns how many are left. Index slots that become free
- * go to ranks that have none. */
+/* kvp_idx_clear_some clears queued slots in up to max steps of some milliseconds; returns how many are left.
+ * Index slots that become free go to ranks that have none. */
 uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max);
 /* kvp_idx_rank_listen gives a rank the listener for these endpoints (NULL = none): keeps the one it has
  * if the event endpoint is the same, moves its replay address if only that changed, else purges the rank

@@ -239,14 +239,17 @@ void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot)
 	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_PURGED, 1);
 }
 
+#define LOOKS_PER_STEP 32768u /* at runs of the tree: two or three milliseconds */
+
 uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max)
 {
 	for (; max && idx->lost_cnt; max--) {
-		uint32_t slot = idx->lost[idx->lost_head];
+		uint32_t slot = idx->lost[idx->lost_head], at = idx->rank[slot].index_slot;
+		if (at != KVP_INDEX_NONE &&
+			kvp_radix_clear_some(idx->radix, at, LOOKS_PER_STEP) == KVP_ERR_AGAIN)
+			continue;
 		idx->lost_head = (idx->lost_head + 1) % idx->cat.cat.rank_max;
 		idx->lost_cnt--;
-		if (idx->rank[slot].index_slot != KVP_INDEX_NONE)
-			kvp_radix_clear(idx->radix, idx->rank[slot].index_slot);
 		KVP_POINT("indexer:cleared");
 		forget_stream(idx, slot, 0);
 		kvp_cat_w_rank_drop(&idx->cat, slot);
