@@ -161,7 +161,8 @@ void kvp_radix_w_close(struct kvp_radix_w *w);
 enum kvp_radix_parent { KVP_RADIX_ROOT, KVP_RADIX_CHILD };
 
 /* Capacity: block_max blocks, in as many runs if need be (up to 2^28 runs). A block that stands alone costs
- * 64 B of key column, 28 B / 8 of that again in private columns and at least two headers' room in the table.
+ * 64 B of key column and two to four table slots of a header each, and in the second segment 160 B of columns
+ * and a run record of 48 B.
  *
  * kvp_radix_store: the rank in `slot` now holds n blocks in a row, the first under parent_ext
  * (KVP_RADIX_CHILD) or at the root.
