@@ -10,6 +10,7 @@
 
 /* The walk with given keys: the same code, where the step of the key chain takes the hash for the key. */
 int find_given(const struct kvp_radix *r, struct kvp_radix_query *q, struct kvp_radix_match *m);
+#define KVP_RADIX_KEYS_AT /* another loop: as the compiler places it */
 #define kvp_radix_step(salt, prev, key) ((void)(salt), (void)(prev), (key))
 #define kvp_radix_find find_given
 #include "shm/radix_read.c"

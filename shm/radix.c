@@ -5,14 +5,15 @@
 #include <string.h>
 
 #define MAGIC 0x31585452504b56ULL /* "VKPRTX1" */
-#define LAYOUT 1
+#define LAYOUT 2
 #define RUN_MAX (1u << 28)
 
 static uint32_t layout_hash(void)
 {
 	const size_t w[] = {sizeof(struct kvp_radix_shm), offsetof(struct kvp_radix_shm, table),
 		offsetof(struct kvp_radix_shm, stat), KVP_RADIX_HDR_FIXED,
-		offsetof(struct kvp_radix_hdr_shm, cut_ref), offsetof(struct kvp_radix_hdr_shm, bits),
+		offsetof(struct kvp_radix_hdr_shm, cut_ref), offsetof(struct kvp_radix_hdr_shm, low_n),
+		offsetof(struct kvp_radix_hdr_shm, bits), offsetof(struct kvp_radix_shm, low),
 		KVP_RADIX_COL_GRAN, KVP_RADIX_CUT_GRAN, KVP_RADIX_RUN_BLK_MAX};
 	return kvp_obj_hash(w, sizeof(w) / sizeof(w[0]));
 }
@@ -34,7 +35,7 @@ static void geo_priv(struct kvp_radix_geo *o)
 {
 	uint64_t at = kvp_align_up(sizeof(struct kvp_radix_priv_shm), KVP_PAGE);
 #define PLACE(off, cnt, size) (o->off = at, at += kvp_align_up((uint64_t)(cnt) * (size), KVP_PAGE))
-	PLACE(slot_off, o->slot_max, sizeof(struct kvp_radix_slot_shm));
+	PLACE(slot_off, o->holder_max, sizeof(struct kvp_radix_slot_shm));
 	PLACE(op_local_off, KVP_RADIX_OP_BLK_MAX, 8);
 	PLACE(op_ext_off, KVP_RADIX_OP_BLK_MAX, 8);
 	PLACE(local_off, o->col_max, 8);
@@ -69,6 +70,7 @@ int kvp_radix_geo(const struct kvp_geom *g, struct kvp_radix_geo *o)
 		return KVP_ERR_INVAL;
 	}
 	o->slot_max = g->index_rank_max;
+	o->holder_max = KVP_RADIX_TIER_CNT * o->slot_max;
 	o->word_cnt = o->slot_max / 64;
 	o->block_max = g->block_max;
 	uint64_t few = g->block_max < (1u << 20) ? g->block_max : (1u << 20);
@@ -76,7 +78,7 @@ int kvp_radix_geo(const struct kvp_geom *g, struct kvp_radix_geo *o)
 	o->run_max = o->run_max > RUN_MAX ? RUN_MAX : o->run_max;
 	/* Arrays are at most two thirds slack (continuations double), short runs begin with 16 words. */
 	o->col_max = words(4 * g->block_max + 16ULL * o->run_max, KVP_RADIX_RUN_BLK_MAX);
-	o->cut_max = words(2 * g->block_max + 65536, KVP_RADIX_CUT_GRAN << 10);
+	o->cut_max = words(2 * g->block_max + 65536, KVP_RADIX_CUT_GRAN << (KVP_RADIX_IV_CLASS_MAX - 1));
 	o->hole_max = words(g->block_max / 4 + 4096, 1);
 	o->alias_max = words(4 * g->block_max, 1) / 2;
 	o->log2_min = 10;
@@ -227,6 +229,33 @@ static void check_cut(const struct kvp_radix *r, const struct kvp_radix_hdr_shm 
 	}
 }
 
+/* Lists of lower-tier intervals: in range, and no two of one holder touch. */
+static void check_low(const struct kvp_radix *r, const struct kvp_radix_hdr_shm *h, uint64_t i, uint64_t *n)
+{
+	uint32_t cnt = KVP_RADIX_CUT_CNT(h->low_n), cls = KVP_RADIX_CUT_CLASS(h->low_n);
+	if (cls > KVP_RADIX_IV_CLASS_MAX || (cls == 0 && cnt) || (cls && cnt > 1u << cls) ||
+		h->low_ref % KVP_RADIX_CUT_GRAN || (uint64_t)h->low_ref + 2 * cnt > r->cut_max) {
+		fault(n, "list of lower-tier intervals out of range", i);
+		return;
+	}
+	const uint64_t *iv = (const uint64_t *)(const void *)(r->base + r->cut_off + 4ULL * h->low_ref);
+	if (cnt && !r->shm->low)
+		fault(n, "lower-tier intervals that no lookup looks at", i);
+	for (uint32_t j = 0; j < cnt; j++) {
+		uint32_t who = KVP_RADIX_IV_HOLDER(iv[j]), a = KVP_RADIX_IV_A(iv[j]),
+			 b = KVP_RADIX_IV_B(iv[j]);
+		if (b == 0)
+			continue;
+		if (a >= b || b > h->len || who / 64 < r->word_cnt ||
+			who / 64 >= KVP_RADIX_TIER_CNT * r->word_cnt)
+			fault(n, "lower-tier interval out of range", i);
+		for (uint32_t k = j + 1; k < cnt; k++)
+			if (KVP_RADIX_IV_B(iv[k]) && KVP_RADIX_IV_HOLDER(iv[k]) == who &&
+				KVP_RADIX_IV_A(iv[k]) <= b && a <= KVP_RADIX_IV_B(iv[k]))
+				fault(n, "lower-tier intervals of one holder touch", i);
+	}
+}
+
 static void check_run(const struct kvp_radix *r, const struct kvp_radix_hdr_shm *h, uint64_t i, uint64_t *n)
 {
 	const uint64_t *col = (const uint64_t *)(const void *)(r->base + r->col_off);
@@ -239,9 +268,8 @@ static void check_run(const struct kvp_radix *r, const struct kvp_radix_hdr_shm 
 	}
 	if (col[h->base] != h->key || col[h->base + h->len - 1] != h->last)
 		fault(n, "run ends and key column differ", i);
-	if (h->tier_ref)
-		fault(n, "tier record without tiers", i);
 	check_cut(r, h, i, n);
+	check_low(r, h, i, n);
 }
 
 uint64_t kvp_radix_check(const struct kvp_radix *r)

@@ -5,20 +5,26 @@
  *            table: a column with the key of every block and an arena of cutoff lists. Coverage of a run by
  *            a rank is a bit (all of it) or a cutoff (its first n blocks). What only the writer needs
  *            (local and external hashes, names, holes) is in a second segment that no reader maps.
+ *            Lower tiers (host, disk, external) share the runs, their keys and the names. Who holds what
+ *            there is an optional list of intervals (rank and tier, from, to) a run, in the cutoff arena,
+ *            named by the header: such blocks need not start where a run does, and their holes need no
+ *            records. No bits: tiers are sparse, and a list of explicit intervals lets device blocks be
+ *            appended behind it. While no tier but the device holds anything, a lookup pays one load of a
+ *            word that it has in its cache anyway; else a second walk over the same runs follows the first.
  * Truth      the header of a run, as far as its version is even.
  * Writers    the indexer's apply thread, nobody else.
  * Readers    any process, mapped read-only; they write nothing, pin nothing, wait for nobody.
  * Ordering   a header is published by its key (release) and changed under its version (odd while changing);
- *            single coverage words change by one store. The writer kills a header before it reuses what the
- *            header named. A reader validates version and table descriptor after its loads.
+ *            single coverage words and intervals change by one store. The writer kills a header before it
+ *            reuses what the header named. A reader validates version and table descriptor after its loads.
  * Lifetime   as long as the region. The writer may leave and come back: kvp_radix_w_open.
  * Crash      reader: leaves nothing. Writer: at most one header with an odd version (a walk ends there
  *            after bounded retries) and leaked arrays; the next kvp_radix_w_open finishes the interrupted
  *            change from the second segment and repeats the interrupted operation, so that an operation has
  *            happened fully or not at all.
  * Proved by  tests/t_radix.c, tests/m_radix.c, tests/t_radix_crash.c, tests/v_index.c,
- *            tests/t_radix_merge.c, tests/t_radix_give.c, tests/t_radix_table.c,
- *            tests/torture/x_radix.c.
+ *            tests/t_radix_merge.c, tests/t_radix_give.c, tests/t_radix_table.c, tests/m_tiers.c,
+ *            tests/t_tiers_crash.c, tests/torture/x_radix.c.
  */
 #ifndef KVP_SHM_RADIX_H
 #define KVP_SHM_RADIX_H
@@ -32,6 +38,15 @@
 #define KVP_RADIX_RETRY_MAX 50     /* version retries a walk */
 #define KVP_RADIX_CHUNK_BLK 64     /* keys computed (and hashes asked for) at a time */
 #define KVP_RADIX_SLOT_ALL UINT32_MAX
+
+/* In the order in which a prompt is looked for; numbers of enum kvp_kv_tier. */
+enum kvp_radix_tier {
+	KVP_RADIX_DEVICE,
+	KVP_RADIX_HOST,
+	KVP_RADIX_DISK,
+	KVP_RADIX_EXTERNAL,
+	KVP_RADIX_TIER_CNT
+};
 
 struct kvp_radix_shm;
 struct kvp_radix_w; /* the writer, process-local */
@@ -68,7 +83,18 @@ struct kvp_radix_match {
 	uint32_t gave_up;  /* 1: the walk ended early because retries were exhausted */
 	uint64_t active[KVP_RADIX_WORD_MAX];
 	uint32_t depth[KVP_RADIX_SLOT_MAX];
+	/* What follows the device's blocks in lower tiers. ext[t - 1][s]: further blocks that slot s holds in
+	 * tier t, where the tier before it ended (from block 0 without device blocks). Meaningful only if
+	 * low_any and the slot's bit in low is set; kvp_radix_match_ext asks for that. */
+	uint32_t low_any;
+	uint64_t low[KVP_RADIX_WORD_MAX];
+	uint32_t ext[KVP_RADIX_TIER_CNT - 1][KVP_RADIX_SLOT_MAX];
 };
+static inline uint32_t kvp_radix_match_ext(
+	const struct kvp_radix_match *m, enum kvp_radix_tier tier, uint32_t slot)
+{
+	return m->low_any && (m->low[slot >> 6] >> (slot & 63) & 1) ? m->ext[tier - 1][slot] : 0;
+}
 
 /* Figures of the tree, kept by the writer in the header page: readable by everybody. Relaxed, may be a
  * moment apart. */
@@ -77,7 +103,8 @@ struct kvp_radix_match {
 	X(blocks) X(table_slots) X(tombstones) X(col_used_words) X(cut_used_words) X(stored) X(removed)      \
 		X(cleared) X(duplicate) X(renamed) X(moved) X(not_found) X(unknown) X(invalid) X(full)       \
 			X(lost) X(splits) X(appends) X(truncations) X(table_growths) X(alias_cnt)            \
-				X(hole_cnt) X(merges) X(given_back_bytes)
+				X(hole_cnt) X(merges) X(given_back_bytes) X(low_blocks) X(orphans)           \
+					X(unattached)
 struct kvp_radix_stats {
 #define X(name) uint64_t name;
 	KVP_RADIX_STAT_LIST(X)
@@ -105,7 +132,8 @@ uint64_t kvp_radix_generation(const struct kvp_radix *r);
 void kvp_radix_stats(const struct kvp_radix *r, struct kvp_radix_stats *out);
 
 /* kvp_radix_find walks the prompt and reports for every rank how many blocks it holds without a gap from
- * block 0.
+ * block 0 on its device, and how many more where those end in host memory, then on disk, then externally.
+ * Each tier is visited once, in this order: a host block behind a disk block is not reached.
  *
  * q       see above; q->local and q->local_cnt may be changed by q->more.
  * m       overwritten.
@@ -177,26 +205,47 @@ enum kvp_radix_parent { KVP_RADIX_ROOT, KVP_RADIX_CHILD };
  * Holding a known external hash at another position moves it: the old position is dropped for this rank. */
 int kvp_radix_store(struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, enum kvp_radix_parent how,
 	uint64_t parent_ext, uint32_t n, const uint64_t *local, const uint64_t *ext, uint32_t *stored);
+/* kvp_radix_store_tier: the same in any tier; kvp_radix_store is its device form. Names are those of a rank
+ * in a tier. The parent of a device block must be held on the device. The parent of a lower-tier block is
+ * looked for in that tier, then in the others in their order; if the rank holds it nowhere the blocks are
+ * skipped (NOTFOUND, counted as orphans). */
+int kvp_radix_store_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint64_t part_salt,
+	enum kvp_radix_parent how, uint64_t parent_ext, uint32_t n, const uint64_t *local,
+	const uint64_t *ext, uint32_t *stored);
+/* kvp_radix_attach: the rank now holds n blocks in a lower tier of which only the hashes are told. Each hash
+ * is looked for among the rank's own names (that tier, then device, host, disk, external), then among those
+ * of every rank of the partition; one that nobody knows is counted in *unknown (may be NULL) and skipped.
+ * KVP_OK; INVAL: slot or tier out of range, device tier, other partition; FULL: capacity, some are not
+ * held. */
+int kvp_radix_attach(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint64_t part_salt,
+	uint32_t n, const uint64_t *ext, uint32_t *unknown);
 /* kvp_radix_remove: the rank no longer holds these; each hash by itself, descendants stay held (and
  * hidden). Unknown hashes are counted in *unknown (may be NULL) and skipped. KVP_OK, or INVAL for a slot
  * out of range. */
 int kvp_radix_remove(
 	struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uint64_t *ext, uint32_t *unknown);
-/* kvp_radix_clear drops everything of one slot and forgets its partition. Cost: one look at every run. */
+/* kvp_radix_remove_tier: the same in any tier. */
+int kvp_radix_remove_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint32_t n,
+	const uint64_t *ext, uint32_t *unknown);
+/* kvp_radix_clear drops everything of one slot in every tier and forgets its partition;
+ * kvp_radix_clear_tier, further down, what it holds in one. Cost: one look at every run. */
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot);
 /* kvp_radix_clear_some does it in steps of budget looks (50 to 100 ns each): KVP_ERR_AGAIN until nothing is
  * left, KVP_OK then. Nothing must be stored for the slot meanwhile; one slot at a time makes progress. */
 int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget);
+int kvp_radix_clear_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier);
 /* kvp_radix_w_tend does upkeep that no operation should wait for: a run that is the only child of its parent
- * and held by the same ranks is merged into it, which bounds the hops of a walk; memory of long free
- * stretches goes back to the kernel, at most 4 MiB a call and never the last eighth; a header table goes on
- * changing its size, which begins and ends within kvp_radix_store as well, in steps.
+ * and held by the same ranks, on their devices only, is merged into it, which bounds the hops of a walk;
+ * memory of long free stretches goes back to the kernel, at most 4 MiB a call and never the last eighth; a
+ * header table goes on changing its size, which begins and ends within kvp_radix_store as well, in steps.
  * budget   looks at runs, some tens of nanoseconds each; a merge counts as a few looks.
  * return   looks done; 0 = nothing to do until the tree changes.
  * who      the writer, between operations, best when it is idle. */
 uint32_t kvp_radix_w_tend(struct kvp_radix_w *w, uint32_t budget);
-/* kvp_radix_w_blocks: blocks the slot holds (visible or not). */
+/* kvp_radix_w_blocks: blocks the slot holds on its device (visible or not); kvp_radix_w_tier_blocks: in a
+ * tier. */
 uint64_t kvp_radix_w_blocks(const struct kvp_radix_w *w, uint32_t slot);
+uint64_t kvp_radix_w_tier_blocks(const struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier);
 /* kvp_radix_w_set_ready sets the flag that kvp_radix_ready reads. Release. */
 void kvp_radix_w_set_ready(struct kvp_radix_w *w, uint32_t ready);
 
@@ -205,14 +254,16 @@ struct kvp_radix_dump_event {
 	uint32_t slot, n;
 	uint64_t part_salt;
 	enum kvp_radix_parent how;
+	enum kvp_radix_tier tier;
 	uint64_t parent_ext;
 	const uint64_t *local, *ext; /* valid during the callback only */
 };
 typedef int kvp_radix_dump_fn(void *ctx, const struct kvp_radix_dump_event *ev);
-/* kvp_radix_w_dump reports what a slot (or every slot: KVP_RADIX_SLOT_ALL, slot by slot) holds, parents
- * before children. Blocks whose parent the slot does not hold are left out and counted in *hidden (may be
- * NULL). A further external hash of a block comes as an event of its own. A callback result other than 0
- * ends the dump and is returned. KVP_OK, INVAL. The tree must not be changed meanwhile. */
+/* kvp_radix_w_dump reports what a slot (or every slot: KVP_RADIX_SLOT_ALL, slot by slot) holds: its device
+ * blocks, then those of its lower tiers, parents before children. Left out and counted in *hidden (may be
+ * NULL) are device blocks whose parent was not reported on the device, and other blocks whose parent was not
+ * reported in any tier. A further external hash of a block comes as an event of its own. A callback result
+ * other than 0 ends the dump and is returned. KVP_OK, INVAL. The tree must not be changed meanwhile. */
 int kvp_radix_w_dump(
 	struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn, void *ctx, uint64_t *hidden);
 /* kvp_radix_w_check compares private against public state (after kvp_radix_check). Number of faults. */

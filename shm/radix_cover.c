@@ -188,11 +188,14 @@ uint32_t kvp_radix_held_end(const struct kvp_radix_w *w, uint32_t rid)
 	}
 	for (uint32_t o = w->run[rid].hole; o; o = w->hole[o - 1].next)
 		end = w->hole[o - 1].b - h->base > end ? w->hole[o - 1].b - h->base : end;
-	return end;
+	uint32_t low = h->low_n ? kvp_radix_low_end(w, h) : 0;
+	return low > end ? low : end;
 }
 
 int kvp_radix_holds(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos)
 {
+	if (kvp_radix_is_low(w, slot))
+		return kvp_radix_low_holds(w, slot, pos);
 	uint32_t rid = kvp_radix_rid_at(w, pos);
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
 	if (kvp_radix_has_bit(h, slot) || pos - h->base < kvp_radix_cover_get(w, h, slot))
@@ -207,13 +210,13 @@ int kvp_radix_holds(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos)
 
 /* ---- sets ---- */
 
-static void set_range(struct kvp_radix_set *s, uint32_t a, uint32_t b)
+void kvp_radix_set_add(struct kvp_radix_set *s, uint32_t a, uint32_t b)
 {
 	for (; a < b; a++)
 		s->w[a >> 6] |= 1ULL << (a & 63);
 }
 
-static uint32_t set_cnt(const struct kvp_radix_set *s)
+uint32_t kvp_radix_set_cnt(const struct kvp_radix_set *s)
 {
 	uint32_t n = 0;
 	for (int i = 0; i < KVP_RADIX_SET_WORDS; i++)
@@ -221,8 +224,7 @@ static uint32_t set_cnt(const struct kvp_radix_set *s)
 	return n;
 }
 
-/* First block from `at` on whose membership is `in`; `len` if there is none before it. */
-static uint32_t set_next(const struct kvp_radix_set *s, uint32_t at, uint32_t len, uint64_t in)
+uint32_t kvp_radix_set_next(const struct kvp_radix_set *s, uint32_t at, uint32_t len, uint64_t in)
 {
 	while (at < len) {
 		uint64_t x = (in ? s->w[at >> 6] : ~s->w[at >> 6]) >> (at & 63);
@@ -239,10 +241,14 @@ void kvp_radix_held_set(const struct kvp_radix_w *w, uint32_t rid, uint32_t slot
 {
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
 	memset(s, 0, sizeof(*s));
-	set_range(s, 0, kvp_radix_cover_get(w, h, slot));
+	if (kvp_radix_is_low(w, slot)) {
+		kvp_radix_low_set(w, rid, slot, s);
+		return;
+	}
+	kvp_radix_set_add(s, 0, kvp_radix_cover_get(w, h, slot));
 	for (uint32_t o = w->run[rid].hole; o; o = w->hole[o - 1].next)
 		if (w->hole[o - 1].slot1 == slot + 1)
-			set_range(s, w->hole[o - 1].a - h->base, w->hole[o - 1].b - h->base);
+			kvp_radix_set_add(s, w->hole[o - 1].a - h->base, w->hole[o - 1].b - h->base);
 }
 
 /* Unlinks the records of a slot from its run's chain; returns them as a chain. */
@@ -278,10 +284,10 @@ static uint32_t holes_make(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, c
 	uint32_t from, int *ok)
 {
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
-	uint32_t chain = 0, a = set_next(s, from, h->len, 1);
+	uint32_t chain = 0, a = kvp_radix_set_next(s, from, h->len, 1);
 	*ok = 1;
 	while (a < h->len) {
-		uint32_t b = set_next(s, a, h->len, 0);
+		uint32_t b = kvp_radix_set_next(s, a, h->len, 0);
 		uint32_t o = kvp_radix_hole_get(w, slot, h->base + a, h->base + b);
 		if (!o) {
 			*ok = 0;
@@ -289,7 +295,7 @@ static uint32_t holes_make(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, c
 		}
 		w->hole[o - 1].next = chain;
 		chain = o;
-		a = set_next(s, b, h->len, 1);
+		a = kvp_radix_set_next(s, b, h->len, 1);
 	}
 	return chain;
 }
@@ -309,9 +315,9 @@ static int hold_holes(
 	struct kvp_radix_set s;
 	int made;
 	kvp_radix_held_set(w, rid, slot, &s);
-	uint32_t before = set_cnt(&s), len = kvp_radix_hdr_of(w, rid)->len;
-	set_range(&s, a, b);
-	uint32_t see = set_next(&s, 0, len, 0);
+	uint32_t before = kvp_radix_set_cnt(&s), len = kvp_radix_hdr_of(w, rid)->len;
+	kvp_radix_set_add(&s, a, b);
+	uint32_t see = kvp_radix_set_next(&s, 0, len, 0);
 	uint32_t more = holes_make(w, rid, slot, &s, see, &made);
 	/* Records first, then what readers see, then the old records away: a kill in between leaves too
 	 * much said about blocks that are held anyway. */
@@ -322,7 +328,7 @@ static int hold_holes(
 	KVP_POINT("radix:hold_holes");
 	holes_free(w, holes_take(w, rid, slot));
 	holes_link(w, more);
-	*fresh = set_cnt(&s) - before;
+	*fresh = kvp_radix_set_cnt(&s) - before;
 	w->slot[slot].blocks += *fresh;
 	return KVP_OK;
 }
@@ -331,6 +337,8 @@ int kvp_radix_hold(
 	struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint32_t a, uint32_t b, uint32_t *fresh)
 {
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
+	if (kvp_radix_is_low(w, slot))
+		return kvp_radix_low_hold(w, rid, slot, a, b, fresh);
 	uint32_t see = kvp_radix_cover_get(w, h, slot);
 	*fresh = 0;
 	if (b <= see)
@@ -365,7 +373,7 @@ static void shrink(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, const str
 	*off = s;
 	for (int i = 0; i < KVP_RADIX_SET_WORDS; i++)
 		s.w[i] &= ~gone->w[i];
-	uint32_t see = set_next(&s, 0, kvp_radix_hdr_of(w, rid)->len, 0);
+	uint32_t see = kvp_radix_set_next(&s, 0, kvp_radix_hdr_of(w, rid)->len, 0);
 	uint32_t more = holes_make(w, rid, slot, &s, see, &made);
 	KVP_POINT("radix:drop_holes");
 	if (kvp_radix_cover_set(w, rid, slot, see))
@@ -378,16 +386,40 @@ static void shrink(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, const str
 		off->w[i] &= ~left.w[i];
 }
 
+static void drop_low(struct kvp_radix_w *w, uint32_t rid, uint32_t holder, const struct kvp_radix_set *gone)
+{
+	struct kvp_radix_set off, left;
+	uint32_t base = kvp_radix_hdr_of(w, rid)->base;
+	kvp_radix_held_set(w, rid, holder, &off);
+	kvp_radix_low_cut(w, rid, holder, gone);
+	kvp_radix_held_set(w, rid, holder, &left);
+	for (int i = 0; i < KVP_RADIX_SET_WORDS; i++)
+		off.w[i] &= ~left.w[i];
+	uint32_t all = kvp_radix_set_cnt(&off), asked = kvp_radix_set_cnt(gone);
+	if (all > asked)
+		kvp_radix_count(w, &w->pub->stat.lost, KVP_CTR_RADIX_LOST, all - asked);
+	KVP_POINT("radix:low_dropped");
+	alias_drop_set(w, base, holder, &off);
+	w->slot[holder].blocks -= all;
+	kvp_radix_low_note(w, w->pub->stat.low_blocks - all);
+}
+
 void kvp_radix_drop(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, const struct kvp_radix_set *gone)
 {
+	if (kvp_radix_is_low(w, slot)) {
+		drop_low(w, rid, slot, gone);
+		return;
+	}
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
 	struct kvp_radix_set off = *gone;
-	uint32_t see = kvp_radix_cover_get(w, h, slot), base = h->base, cnt = set_cnt(gone), all = cnt;
-	uint32_t first = set_next(gone, 0, h->len, 1);
+	uint32_t see = kvp_radix_cover_get(w, h, slot), base = h->base, cnt = kvp_radix_set_cnt(gone),
+		 all = cnt;
+	uint32_t first = kvp_radix_set_next(gone, 0, h->len, 1);
 	if ((w->run[rid].hole && has_hole(w, rid, slot)) || first + cnt != see ||
-		set_next(gone, first, h->len, 0) != see || kvp_radix_cover_set(w, rid, slot, first)) {
+		kvp_radix_set_next(gone, first, h->len, 0) != see ||
+		kvp_radix_cover_set(w, rid, slot, first)) {
 		shrink(w, rid, slot, gone, &off);
-		all = set_cnt(&off);
+		all = kvp_radix_set_cnt(&off);
 		kvp_radix_count(w, &w->pub->stat.lost, KVP_CTR_RADIX_LOST, all - cnt);
 	}
 	KVP_POINT("radix:dropped");
@@ -400,9 +432,13 @@ void kvp_radix_drop_all(struct kvp_radix_w *w, uint32_t rid, uint32_t slot)
 {
 	struct kvp_radix_set s;
 	kvp_radix_held_set(w, rid, slot, &s);
-	uint32_t cnt = set_cnt(&s), base = kvp_radix_hdr_of(w, rid)->base;
+	uint32_t cnt = kvp_radix_set_cnt(&s), base = kvp_radix_hdr_of(w, rid)->base;
 	if (!cnt)
 		return;
+	if (kvp_radix_is_low(w, slot)) {
+		drop_low(w, rid, slot, &s);
+		return;
+	}
 	kvp_radix_cover_set(w, rid, slot, 0);
 	holes_free(w, holes_take(w, rid, slot));
 	KVP_POINT("radix:drop_all");

@@ -5,7 +5,7 @@
 
 struct dump {
 	struct kvp_radix_w *w;
-	uint32_t slot;
+	uint32_t slot; /* holder */
 	kvp_radix_dump_fn *fn;
 	void *ctx;
 	uint64_t told; /* blocks reported */
@@ -18,37 +18,40 @@ static uint64_t name_at(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos
 	return a ? w->alias[a - 1].ext : w->ext[pos];
 }
 
-static int tell(struct dump *d, uint32_t rid, uint32_t parent_pos, uint32_t n, const uint64_t *local,
-	const uint64_t *ext)
+/* up: the holder that names the parent. */
+static int tell(struct dump *d, uint32_t rid, uint32_t up, uint32_t parent_pos, uint32_t n,
+	const uint64_t *local, const uint64_t *ext)
 {
-	struct kvp_radix_dump_event ev = {.slot = d->slot,
+	struct kvp_radix_dump_event ev = {.slot = d->slot % d->w->geo.slot_max,
+		.tier = (enum kvp_radix_tier)(d->slot / d->w->geo.slot_max),
 		.n = n,
 		.part_salt = d->w->run[rid].part_salt,
 		.how = parent_pos == KVP_RADIX_NOPOS ? KVP_RADIX_ROOT : KVP_RADIX_CHILD,
 		.local = local,
 		.ext = ext};
 	if (ev.how == KVP_RADIX_CHILD)
-		ev.parent_ext = name_at(d->w, d->slot, parent_pos);
+		ev.parent_ext = name_at(d->w, up, parent_pos);
 	return d->fn(d->ctx, &ev);
 }
 
-/* The first n blocks of a run, and the further names of each. */
-static int tell_run(struct dump *d, uint32_t rid, uint32_t n)
+/* Blocks a..b-1 of a run, and the further names of each. up: the holder that names the parent of block a. */
+static int tell_run(struct dump *d, uint32_t rid, uint32_t up, uint32_t a, uint32_t b)
 {
 	struct kvp_radix_w *w = d->w;
-	uint32_t base = kvp_radix_hdr_of(w, rid)->base, up = w->run[rid].parent_pos;
+	uint32_t at = kvp_radix_hdr_of(w, rid)->base + a, n = b - a;
+	uint32_t over = a ? at - 1 : w->run[rid].parent_pos;
 	uint64_t own[KVP_RADIX_RUN_BLK_MAX] = {0};
 	d->told += n;
 	if (w->slot[d->slot].alias_cnt == 0 || !w->run[rid].alias)
-		return tell(d, rid, up, n, w->local + base, w->ext + base);
+		return tell(d, rid, up, over, n, w->local + at, w->ext + at);
 	for (uint32_t j = 0; j < n; j++)
-		own[j] = name_at(w, d->slot, base + j);
-	int rc = tell(d, rid, up, n, w->local + base, own);
+		own[j] = name_at(w, d->slot, at + j);
+	int rc = tell(d, rid, up, over, n, w->local + at, own);
 	for (uint32_t j = 0; j < n && !rc; j++) {
-		uint32_t a = kvp_radix_alias_next(w, d->slot, base + j, 0);
-		while (a && !rc && (a = kvp_radix_alias_next(w, d->slot, base + j, a)) != 0)
-			rc = tell(
-				d, rid, j ? base + j - 1 : up, 1, w->local + base + j, &w->alias[a - 1].ext);
+		uint32_t x = kvp_radix_alias_next(w, d->slot, at + j, 0);
+		while (x && !rc && (x = kvp_radix_alias_next(w, d->slot, at + j, x)) != 0)
+			rc = tell(d, rid, j ? d->slot : up, j ? at + j - 1 : over, 1, w->local + at + j,
+				&w->alias[x - 1].ext);
 	}
 	return rc;
 }
@@ -64,7 +67,7 @@ static int dump_slot(struct dump *d)
 		if (w->run[rid].part_salt == part) {
 			const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
 			uint32_t n = kvp_radix_cover_get(w, h, d->slot), len = h->len;
-			int rc = n ? tell_run(d, rid, n) : 0;
+			int rc = n ? tell_run(d, rid, d->slot, 0, n) : 0;
 			if (rc)
 				return rc;
 			down = n == len ? w->run[rid].child : 0;
@@ -78,6 +81,115 @@ static int dump_slot(struct dump *d)
 	return KVP_OK;
 }
 
+/* ---- lower tiers ---- */
+
+/* One state of the way down: which blocks of the run at hand were reported, on the device and in any tier. */
+struct low_dump {
+	struct dump d;
+	uint32_t level, dev_level; /* runs on the way down; those of them that the device dump went through */
+	struct kvp_radix_set dev;  /* blocks of this run that it reported */
+};
+
+/* The holder that names the block at pos for a child in holder `own`: one that reported it. */
+static uint32_t namer(const struct low_dump *l, uint32_t own, uint32_t pos, int on_device)
+{
+	const struct kvp_radix_w *w = l->d.w;
+	uint32_t slot = own % w->geo.slot_max;
+	if (pos == KVP_RADIX_NOPOS || (w->slot[own].blocks && kvp_radix_holds(w, own, pos)))
+		return own;
+	if (on_device)
+		return slot;
+	uint32_t x = slot + w->geo.slot_max;
+	while (x < w->geo.holder_max && !(w->slot[x].blocks && kvp_radix_holds(w, x, pos)))
+		x += w->geo.slot_max;
+	return x;
+}
+
+/* Reports stretches of blocks in the order of their start, so that a parent comes before its children.
+ * Result: *whole = 1 if the last block of the run was reported in some tier. */
+static int low_run(struct low_dump *l, uint32_t rid, int *whole)
+{
+	struct kvp_radix_w *w = l->d.w;
+	struct kvp_radix_set held[KVP_RADIX_TIER_CNT], any = l->dev;
+	uint32_t len = kvp_radix_hdr_of(w, rid)->len, base = kvp_radix_hdr_of(w, rid)->base;
+	uint32_t slot = l->d.slot % w->geo.slot_max, end[KVP_RADIX_TIER_CNT] = {0};
+	for (uint32_t t = KVP_RADIX_HOST; t < KVP_RADIX_TIER_CNT; t++) {
+		kvp_radix_held_set(w, rid, slot + t * w->geo.slot_max, &held[t]);
+		for (int i = 0; i < KVP_RADIX_SET_WORDS; i++)
+			any.w[i] |= held[t].w[i];
+	}
+	uint32_t reach = kvp_radix_set_next(&any, 0, len, 0);
+	for (uint32_t a = 0; a < reach; a++) {
+		for (uint32_t t = KVP_RADIX_HOST; t < KVP_RADIX_TIER_CNT; t++) {
+			if (a < end[t] || !(held[t].w[a >> 6] >> (a & 63) & 1))
+				continue;
+			end[t] = kvp_radix_set_next(&held[t], a, reach, 0);
+			l->d.slot = slot + t * w->geo.slot_max;
+			uint32_t over = a ? base + a - 1 : w->run[rid].parent_pos;
+			int on_device = a ? l->dev.w[(a - 1) >> 6] >> ((a - 1) & 63) & 1
+					  : l->dev_level + 1 >= l->level;
+			int rc = tell_run(&l->d, rid, namer(l, l->d.slot, over, on_device), a, end[t]);
+			if (rc)
+				return rc;
+		}
+	}
+	*whole = reach == len;
+	return 0;
+}
+
+/* Depth first as dump_slot, along runs that the slot holds as a whole in its tiers taken together. */
+static int dump_low(struct low_dump *l)
+{
+	struct kvp_radix_w *w = l->d.w;
+	uint32_t slot = l->d.slot, rid = w->run[0].child;
+	uint64_t part = 0;
+	for (uint32_t x = slot; x < w->geo.holder_max; x += w->geo.slot_max)
+		part = w->slot[x].blocks ? w->slot[x].part_salt : part;
+	l->level = rid != 0;
+	while (rid) {
+		uint32_t down = 0;
+		if (w->run[rid].part_salt == part) {
+			const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
+			int whole = 0;
+			uint32_t dev = l->dev_level + 1 >= l->level ? kvp_radix_cover_get(w, h, slot) : 0;
+			memset(&l->dev, 0, sizeof(l->dev));
+			kvp_radix_set_add(&l->dev, 0, dev);
+			int rc = low_run(l, rid, &whole);
+			if (rc)
+				return rc;
+			if (dev == h->len)
+				l->dev_level = l->level;
+			down = whole ? w->run[rid].child : 0;
+			l->level += down != 0;
+		}
+		while (!down && rid) {
+			l->dev_level = l->dev_level < l->level ? l->dev_level : l->level - 1;
+			down = w->run[rid].next;
+			rid = kvp_radix_parent_of(w, rid);
+			l->level -= !down;
+		}
+		rid = down;
+	}
+	return KVP_OK;
+}
+
+/* Everything of one rank; *hid += what was left out. */
+static int dump_rank(struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn, void *ctx, uint64_t *hid)
+{
+	struct dump d = {.w = w, .slot = slot, .fn = fn, .ctx = ctx};
+	uint64_t low = 0;
+	int rc = dump_slot(&d);
+	*hid += w->slot[slot].blocks - d.told;
+	for (uint32_t x = slot + w->geo.slot_max; x < w->geo.holder_max; x += w->geo.slot_max)
+		low += w->slot[x].blocks;
+	if (rc || !low)
+		return rc;
+	struct low_dump l = {.d = {.w = w, .slot = slot, .fn = fn, .ctx = ctx}};
+	rc = dump_low(&l);
+	*hid += low - l.d.told;
+	return rc;
+}
+
 int kvp_radix_w_dump(struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn, void *ctx, uint64_t *hidden)
 {
 	uint32_t first = slot == KVP_RADIX_SLOT_ALL ? 0 : slot;
@@ -86,11 +198,9 @@ int kvp_radix_w_dump(struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn
 	if (end > w->geo.slot_max || !fn)
 		return KVP_ERR_INVAL;
 	for (uint32_t s = first; s < end; s++) {
-		struct dump d = {.w = w, .slot = s, .fn = fn, .ctx = ctx};
-		int rc = dump_slot(&d);
+		int rc = dump_rank(w, s, fn, ctx, &hid);
 		if (rc)
 			return rc;
-		hid += w->slot[s].blocks - d.told;
 	}
 	if (hidden)
 		*hidden = hid;
@@ -175,7 +285,7 @@ static void check_aliases(struct kvp_radix_w *w, uint64_t *n)
 		if (kvp_radix_alias_find(w, a->slot1 - 1, a->ext, KVP_RADIX_NOPOS) != i)
 			fault(n, "alias not found by its hash", i);
 	}
-	for (uint32_t s = 0; s < w->geo.slot_max; s++)
+	for (uint32_t s = 0; s < w->geo.holder_max; s++)
 		per_slot += w->slot[s].alias_cnt;
 	if (cnt != per_slot || cnt != w->pub->stat.alias_cnt)
 		fault(n, "aliases differ from their count", cnt);
@@ -184,7 +294,7 @@ static void check_aliases(struct kvp_radix_w *w, uint64_t *n)
 /* Blocks by slot, counted anew. */
 static void check_slots(struct kvp_radix_w *w, uint64_t *n)
 {
-	uint64_t sum[KVP_RADIX_SLOT_MAX] = {0};
+	uint64_t sum[KVP_RADIX_TIER_CNT * KVP_RADIX_SLOT_MAX] = {0}, low = 0;
 	for (uint32_t rid = 1; rid <= w->priv->rid_bump; rid++) {
 		if (!w->run[rid].live)
 			continue;
@@ -198,8 +308,17 @@ static void check_slots(struct kvp_radix_w *w, uint64_t *n)
 		}
 		for (uint32_t o = w->run[rid].hole; o; o = w->hole[o - 1].next)
 			sum[w->hole[o - 1].slot1 - 1] += w->hole[o - 1].b - w->hole[o - 1].a;
+		const uint64_t *iv = kvp_radix_iv(w, h);
+		for (uint32_t i = 0; i < KVP_RADIX_CUT_CNT(h->low_n); i++)
+			if (KVP_RADIX_IV_B(iv[i]))
+				sum[KVP_RADIX_IV_HOLDER(iv[i])] +=
+					KVP_RADIX_IV_B(iv[i]) - KVP_RADIX_IV_A(iv[i]);
 	}
-	for (uint32_t s = 0; s < w->geo.slot_max; s++)
+	for (uint32_t s = w->geo.slot_max; s < w->geo.holder_max; s++)
+		low += sum[s];
+	if (low != w->pub->stat.low_blocks || w->pub->low != (low != 0))
+		fault(n, "lower-tier blocks differ from their count", low);
+	for (uint32_t s = 0; s < w->geo.holder_max; s++)
 		if (sum[s] != w->slot[s].blocks)
 			fault(n, "blocks of a slot differ from their count", s);
 }

@@ -10,10 +10,10 @@
 
 #define CHILD_MAX 64 /* children of the tail that are given a new position in one step */
 
-/* Nothing behind holes and no cutoff that still says something. */
+/* Nothing behind holes, no cutoff that still says something, nothing in lower tiers. */
 static int plain(const struct kvp_radix_w *w, uint32_t rid, const struct kvp_radix_hdr_shm *h)
 {
-	if (w->run[rid].hole || h->tier_ref)
+	if (w->run[rid].hole || h->low_n)
 		return 0;
 	for (uint32_t i = 0; i < KVP_RADIX_CUT_CNT(h->cut_n); i++) {
 		uint32_t e = w->cut[h->cut_ref + i];
@@ -171,7 +171,7 @@ static int merge(struct kvp_radix_w *w, uint32_t rid)
 	if (!j.head || w->run[j.head].child != rid || w->run[rid].next)
 		return 0;
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, j.head), *t = kvp_radix_hdr_of(w, rid);
-	if (h->len + t->len > KVP_RADIX_RUN_BLK_MAX || w->run[j.head].hole || h->tier_ref ||
+	if (h->len + t->len > KVP_RADIX_RUN_BLK_MAX || w->run[j.head].hole || h->low_n ||
 		!same_ranks(w, h, t) || !plain(w, rid, t) || !plan(w, &j))
 		return 0;
 	join(w, &j);

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #define MAGIC 0x31505452504b56ULL /* "VKPRTP1" */
-#define LAYOUT 1
+#define LAYOUT 2
 #define NAME_LOG2_MIN 12
 
 static uint32_t layout_hash(void)
@@ -91,7 +91,8 @@ static int memory(struct kvp_radix_w *w)
 	if (!w->name || !w->alias_by_ext || !w->alias_by_pos || !w->col_use || !w->tslot ||
 		!w->next.tslot || !w->key || !w->dup ||
 		kvp_radix_buddy_open(&w->colb, w->geo.col_max / KVP_RADIX_COL_GRAN, 7, &w->pub->col_bump) ||
-		kvp_radix_buddy_open(&w->cutb, w->geo.cut_max / KVP_RADIX_CUT_GRAN, 10, &w->pub->cut_bump))
+		kvp_radix_buddy_open(&w->cutb, w->geo.cut_max / KVP_RADIX_CUT_GRAN,
+			KVP_RADIX_IV_CLASS_MAX - 1, &w->pub->cut_bump))
 		return KVP_ERR_SYS;
 	return KVP_OK;
 }
@@ -132,8 +133,10 @@ static void reset(struct kvp_radix_w *w)
 	kvp_st_rlx_u32(&s->cut_bump, 0);
 	kvp_st_rlx_u64(&s->stat.runs, 0);
 	kvp_st_rlx_u64(&s->stat.blocks, 0);
+	kvp_st_rlx_u64(&s->stat.low_blocks, 0);
+	kvp_st_rlx_u32(&s->low, 0);
 	memset((char *)w->priv + sizeof(w->priv->hdr), 0, sizeof(*w->priv) - sizeof(w->priv->hdr));
-	memset(w->slot, 0, sizeof(*w->slot) * w->geo.slot_max);
+	memset(w->slot, 0, sizeof(*w->slot) * w->geo.holder_max);
 	w->priv->generation = s->generation;
 }
 

@@ -21,26 +21,27 @@
 #define KVP_RADIX_KEY_DEAD 1ULL /* tombstone */
 #define KVP_RADIX_KEY_MIN 2ULL
 #define KVP_RADIX_NOPOS UINT32_MAX
-#define KVP_RADIX_OP_BLK_MAX 65536u	/* blocks in one redo record; longer operations are cut */
-#define KVP_RADIX_COL_GRAN 8u		/* words in a granule of the key column */
-#define KVP_RADIX_CUT_GRAN 4u		/* words in a granule of the cutoff arena */
+#define KVP_RADIX_OP_BLK_MAX 65536u /* blocks in one redo record; longer operations are cut */
+#define KVP_RADIX_COL_GRAN 8u	    /* words in a granule of the key column */
+#define KVP_RADIX_CUT_GRAN 4u	    /* words in a granule of the cutoff arena */
 #define KVP_RADIX_SPLIT 1u
 #define KVP_RADIX_MERGE 2u
 #define KVP_RADIX_NAME_OTHER (1u << 31) /* in run_of: the map of names points elsewhere for this hash */
 
 /* Header of a run, in a table slot. 56 fixed bytes, then one bit a slot. */
 struct kvp_radix_hdr_shm {
-	uint64_t key;	   /* of the first block; 0 never used, 1 dead; release */
-	uint64_t last;	   /* key of the last block */
-	uint32_t ver;	   /* odd while changing */
-	uint32_t len;	   /* blocks, 1..KVP_RADIX_RUN_BLK_MAX */
-	uint32_t base;	   /* first word in the key column */
-	uint32_t cap;	   /* words from base that the run may fill */
-	uint32_t cut_ref;  /* first word of the cutoff list */
-	uint32_t cut_n;	   /* entries (low half), log2 of the granules + 1 (high half; 0 = no list) */
-	uint32_t tier_ref; /* lower-tier record, 0 = none */
-	uint32_t rid;	   /* the writer's number of this run */
-	uint64_t spare;
+	uint64_t key;	  /* of the first block; 0 never used, 1 dead; release */
+	uint64_t last;	  /* key of the last block */
+	uint32_t ver;	  /* odd while changing */
+	uint32_t len;	  /* blocks, 1..KVP_RADIX_RUN_BLK_MAX */
+	uint32_t base;	  /* first word in the key column */
+	uint32_t cap;	  /* words from base that the run may fill */
+	uint32_t cut_ref; /* first word of the cutoff list */
+	uint32_t cut_n;	  /* entries (low half), log2 of the granules + 1 (high half; 0 = no list) */
+	uint32_t low_ref; /* first word of the list of lower-tier intervals */
+	uint32_t rid;	  /* the writer's number of this run */
+	uint32_t low_n;	  /* intervals (low half), log2 of them there is room for (high half, 0 = no list) */
+	uint32_t spare;
 	uint64_t bits[1]; /* word_cnt words: slot holds the whole run */
 };
 #define KVP_RADIX_HDR_FIXED 56u
@@ -50,6 +51,16 @@ struct kvp_radix_hdr_shm {
 #define KVP_RADIX_CUT(slot, blk) (((slot) << 16) | (blk))
 #define KVP_RADIX_CUT_SLOT(e) ((e) >> 16)
 #define KVP_RADIX_CUT_BLK(e) ((e)&0xffffu)
+/* An interval of a lower tier: a holder has blocks a..b-1 of the run (b 0 = dead entry). Intervals of one
+ * holder do not touch at rest; while one changes, a second may say part of it, too. A holder is a rank in a
+ * tier, numbered tier * slot_max + slot; holders of the device tier are the slots themselves and never have
+ * intervals. Lists lie in the cutoff arena, two words an interval. */
+#define KVP_RADIX_IV(holder, a, b) (((uint64_t)(holder) << 32) | ((uint64_t)(a) << 16) | (b))
+#define KVP_RADIX_IV_HOLDER(v) ((uint32_t)((v) >> 32))
+#define KVP_RADIX_IV_A(v) ((uint32_t)((v) >> 16) & 0xffffu)
+#define KVP_RADIX_IV_B(v) ((uint32_t)(v)&0xffffu)
+#define KVP_RADIX_IV_CLASS_MAX 12u /* at most 4096 intervals in one run */
+#define KVP_RADIX_IV_MAX (1u << KVP_RADIX_IV_CLASS_MAX)
 
 struct kvp_radix_shm {
 	struct kvp_objhdr hdr;
@@ -60,7 +71,8 @@ struct kvp_radix_shm {
 	/* written by the writer, read by all */
 	uint64_t table;	     /* descriptor: sequence << 16 | log2 << 1 | side; release */
 	uint64_t generation; /* + 1 whenever the tree is emptied */
-	uint32_t ready, pad1;
+	uint32_t ready;
+	uint32_t low; /* 1: lower tiers hold something, so that a lookup has to look there as well */
 	uint64_t pad2[5];
 	struct kvp_radix_stats stat;
 	/* writer only */
@@ -106,10 +118,17 @@ struct kvp_radix_slot_shm {
 	uint32_t has_part;
 	uint32_t alias_cnt; /* rebuilt */
 };
-enum kvp_radix_op { KVP_RADIX_OP_NONE, KVP_RADIX_OP_STORE, KVP_RADIX_OP_REMOVE, KVP_RADIX_OP_CLEAR };
+enum kvp_radix_op {
+	KVP_RADIX_OP_NONE,
+	KVP_RADIX_OP_STORE,
+	KVP_RADIX_OP_REMOVE,
+	KVP_RADIX_OP_CLEAR,
+	KVP_RADIX_OP_CLEAR_TIER,
+	KVP_RADIX_OP_ATTACH
+};
 struct kvp_radix_oprec {
-	uint32_t op; /* enum kvp_radix_op; stored last, cleared at the end */
-	uint32_t slot, how, n;
+	uint32_t op;	       /* enum kvp_radix_op; stored last, cleared at the end */
+	uint32_t slot, how, n; /* slot: the holder; CLEAR: the rank, all its holders */
 	uint64_t part_salt, parent_ext;
 };
 struct kvp_radix_priv_shm {
@@ -130,7 +149,7 @@ struct kvp_radix_priv_shm {
 
 /* Sizes that follow from a geometry. Offsets in bytes from the start of their object. */
 struct kvp_radix_geo {
-	uint32_t slot_max, word_cnt, hdr_bytes, run_max, hole_max, alias_max;
+	uint32_t slot_max, holder_max, word_cnt, hdr_bytes, run_max, hole_max, alias_max;
 	uint32_t col_max, cut_max; /* words */
 	uint32_t log2_min, log2_max;
 	uint64_t block_max;
@@ -194,7 +213,7 @@ void kvp_radix_buddy_close(struct kvp_radix_buddy *b);
 
 /* ---- writer ---- */
 #define KVP_HUGE_PAGE (2u << 20)
-struct kvp_radix_sweep { /* a map of names that is being replaced by one of twice the size */
+struct kvp_radix_sweep {     /* a map of names that is being replaced by one of twice the size */
 	uint64_t *old;	     /* NULL = none */
 	uint64_t from, done; /* first place swept, places swept */
 	uint32_t log2;
@@ -241,7 +260,7 @@ struct kvp_radix_w {
 	uint32_t name_log2;
 	uint64_t name_cnt;
 	struct kvp_radix_sweep name_sweep;
-	struct kvp_radix_ahead *ahead; /* NULL: nobody touches memory ahead */
+	struct kvp_radix_ahead *ahead;	       /* NULL: nobody touches memory ahead */
 	uint32_t *alias_by_ext, *alias_by_pos; /* + 1 */
 	uint32_t alias_log2;
 	struct kvp_radix_buddy colb, cutb;
@@ -262,6 +281,14 @@ static inline struct kvp_radix_hdr_shm *kvp_radix_hdr_of(const struct kvp_radix_
 static inline uint32_t kvp_radix_rid_at(const struct kvp_radix_w *w, uint32_t pos)
 {
 	return w->run_of[pos] & ~KVP_RADIX_NAME_OTHER;
+}
+static inline int kvp_radix_is_low(const struct kvp_radix_w *w, uint32_t holder)
+{
+	return holder >= w->geo.slot_max;
+}
+static inline uint64_t *kvp_radix_iv(const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h)
+{
+	return (uint64_t *)(void *)(w->cut + h->low_ref);
 }
 static inline int kvp_radix_has_bit(const struct kvp_radix_hdr_shm *h, uint32_t slot)
 {
@@ -299,6 +326,10 @@ void kvp_radix_kill(struct kvp_radix_w *w, uint32_t tslot);
 struct kvp_radix_set { /* blocks of one run */
 	uint64_t w[KVP_RADIX_SET_WORDS];
 };
+void kvp_radix_set_add(struct kvp_radix_set *s, uint32_t a, uint32_t b);
+uint32_t kvp_radix_set_cnt(const struct kvp_radix_set *s);
+/* First block from `at` on whose membership is `in`; `len` if there is none before it. */
+uint32_t kvp_radix_set_next(const struct kvp_radix_set *s, uint32_t at, uint32_t len, uint64_t in);
 uint32_t kvp_radix_cover_get(const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h, uint32_t slot);
 int kvp_radix_cover_set(struct kvp_radix_w *w, uint32_t rid, uint32_t slot, uint32_t blk);
 int kvp_radix_holds(const struct kvp_radix_w *w, uint32_t slot, uint32_t pos);
@@ -315,6 +346,30 @@ void kvp_radix_tidy(struct kvp_radix_w *w, uint32_t rid, uint32_t slot);
 uint32_t kvp_radix_hole_get(struct kvp_radix_w *w, uint32_t slot, uint32_t a, uint32_t b); /* + 1, 0 = none */
 void kvp_radix_hole_link(struct kvp_radix_w *w, uint32_t hole1);
 void kvp_radix_hole_put(struct kvp_radix_w *w, uint32_t hole1);
+
+/* radix_low.c: who holds what of a run in a lower tier. The calls above come here for such holders. */
+int kvp_radix_low_holds(const struct kvp_radix_w *w, uint32_t holder, uint32_t pos);
+void kvp_radix_low_set(const struct kvp_radix_w *w, uint32_t rid, uint32_t holder, struct kvp_radix_set *s);
+uint32_t kvp_radix_low_end(const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h);
+int kvp_radix_low_hold(
+	struct kvp_radix_w *w, uint32_t rid, uint32_t holder, uint32_t a, uint32_t b, uint32_t *fresh);
+/* kvp_radix_low_cut takes the blocks of a set out of a holder's intervals; more than those for lack of
+ * room. */
+void kvp_radix_low_cut(
+	struct kvp_radix_w *w, uint32_t rid, uint32_t holder, const struct kvp_radix_set *gone);
+/* kvp_radix_low_room: the next kvp_radix_low_hold in this run cannot fail. FULL. */
+int kvp_radix_low_room(struct kvp_radix_w *w, uint32_t rid);
+/* kvp_radix_low_list writes a list that no header names yet; KVP_RADIX_NOPOS without room. */
+uint32_t kvp_radix_low_list(struct kvp_radix_w *w, const uint64_t *iv, uint32_t cnt, uint32_t *low_n);
+void kvp_radix_low_free(struct kvp_radix_w *w, uint32_t low_ref, uint32_t low_n);
+/* kvp_radix_low_tail collects the intervals behind block len, counted from there. */
+uint32_t kvp_radix_low_tail(
+	const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h, uint32_t len, uint64_t *out);
+/* kvp_radix_low_clip cuts intervals at the end of their run; kvp_radix_low_tidy also joins those of one
+ * holder that touch. */
+void kvp_radix_low_clip(struct kvp_radix_w *w, uint32_t rid);
+void kvp_radix_low_tidy(struct kvp_radix_w *w, uint32_t rid);
+void kvp_radix_low_note(struct kvp_radix_w *w, uint64_t blocks); /* sets the number of lower-tier blocks */
 
 /* radix_name.c: external hashes */
 static inline uint64_t kvp_radix_name_hash(const struct kvp_radix_w *w, uint64_t ext, uint64_t part_mix)

@@ -1,158 +1,6 @@
-#include "shm/radix_priv.h"
+#include "shm/radix_walk.h"
 
 #include <string.h>
-
-#define RING 2048u /* keys kept: the current run and what is looked ahead */
-#define AHEAD 8u   /* runs looked ahead */
-_Static_assert(RING >= KVP_RADIX_RUN_BLK_MAX + 2 * KVP_RADIX_CHUNK_BLK, "a run and two chunks fit");
-
-struct walk {
-	const struct kvp_radix *r;
-	struct kvp_radix_query *q;
-	struct kvp_radix_match *m;
-	const char *tab;
-	uint32_t mask;
-	uint32_t pos;	/* blocks matched so far = position of the next run */
-	uint32_t have;	/* keys known */
-	uint32_t total; /* blocks of the prompt, as far as they can be had */
-	uint32_t longest;
-	uint32_t guess, step; /* next position where a run is expected, and its expected length */
-	const struct kvp_radix_hdr_shm *prev; /* run before, NULL = none, and its version */
-	uint32_t prev_ver;
-	uint64_t chain;
-	uint64_t act[KVP_RADIX_WORD_MAX];
-	uint64_t key[RING];
-};
-
-/* What one visit of a run learned before it is validated. */
-struct visit {
-	uint32_t ver, len, base, cut_ref, cut_n;
-	uint64_t last;
-	uint32_t matched;
-	uint32_t longest;
-};
-
-enum step { STEP_ON, STEP_END, STEP_TORN, STEP_ANEW };
-
-static const uint64_t *col_of(const struct kvp_radix *r)
-{
-	return (const uint64_t *)(const void *)(r->base + r->col_off);
-}
-
-static const struct kvp_radix_hdr_shm *hdr_at(const struct walk *w, uint64_t i)
-{
-	return (const struct kvp_radix_hdr_shm *)(const void *)(w->tab + i * w->r->hdr_bytes);
-}
-
-static void prefetch_hdr(const struct walk *w, uint64_t key)
-{
-	const char *p = w->tab + (key & w->mask) * w->r->hdr_bytes;
-	for (uint32_t o = 0; o < w->r->hdr_bytes && o < 256; o += KVP_CACHE_LINE)
-		__builtin_prefetch(p + o);
-}
-
-/* Computes the keys of the next chunk; 0 if there are no more hashes. */
-static int more_keys(struct walk *w)
-{
-	struct kvp_radix_query *q = w->q;
-	uint32_t want = w->have + KVP_RADIX_CHUNK_BLK;
-	want = want < w->total ? want : w->total;
-	while (q->local_cnt < want && q->more) {
-		uint32_t before = q->local_cnt;
-		if (q->more(q->ctx, q) <= before)
-			break;
-	}
-	if (q->local_cnt < want) {
-		w->total = q->local_cnt > w->have ? q->local_cnt : w->have;
-		want = w->total;
-	}
-	if (want == w->have)
-		return 0;
-	uint64_t k = w->chain;
-	for (uint32_t i = w->have; i < want; i++) {
-		k = kvp_radix_step(w->r->key_salt, k, q->local[i]);
-		w->key[i & (RING - 1)] = k;
-		if (i == w->guess) {
-			prefetch_hdr(w, k);
-			w->guess += w->step;
-		}
-	}
-	w->chain = k;
-	w->have = want;
-	return 1;
-}
-
-/* Hashes that are there already cost little: look ahead so that the headers of short runs are on their way.
- * */
-static void look_ahead(struct walk *w, uint32_t len)
-{
-	int known = w->step == len && w->guess > w->pos && (w->guess - w->pos) % len == 0;
-	uint32_t to = w->pos + AHEAD * len;
-	if (len < 8 || to > w->pos + RING / 2)
-		to = w->pos + len + 1;
-	if (!known) { /* else they are on their way already */
-		w->step = len;
-		w->guess = w->pos + len;
-		for (uint32_t i = 0; i < AHEAD && w->guess < w->have; i++, w->guess += len)
-			prefetch_hdr(w, w->key[w->guess & (RING - 1)]);
-	}
-	to = to < w->total ? to : w->total;
-	const struct kvp_radix_query *q = w->q;
-	while (w->have < to && w->have + KVP_RADIX_CHUNK_BLK <= w->pos + RING &&
-		(q->local_cnt >= w->total || w->have + KVP_RADIX_CHUNK_BLK <= q->local_cnt) && more_keys(w))
-		;
-}
-
-/* Slot of the header with this key; -1 if absent. */
-static int64_t probe(const struct walk *w, uint64_t key)
-{
-	uint64_t i = key & w->mask;
-	for (uint32_t n = 0; n <= w->mask; n++, i = (i + 1) & w->mask) {
-		uint64_t k = kvp_ld_acq_u64(&hdr_at(w, i)->key); /* pairs with: kvp_radix_commit (key) */
-		if (k == key)
-			return (int64_t)i;
-		if (k == KVP_RADIX_KEY_NONE)
-			return -1;
-	}
-	return -1;
-}
-
-/* Number of leading blocks of the run that equal the prompt: lo are known to, block hi - 1 is known not to.
- * */
-static uint32_t bisect(const struct walk *w, const struct visit *v, uint32_t lo, uint32_t hi)
-{
-	const uint64_t *col = col_of(w->r) + v->base;
-	hi--;
-	while (lo < hi) {
-		uint32_t mid = lo + (hi - lo) / 2;
-		if (kvp_ld_rlx_u64(&col[mid]) == w->key[(w->pos + mid) & (RING - 1)])
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	return lo;
-}
-
-static uint32_t match_len(struct walk *w, const struct visit *v)
-{
-	const uint64_t *col = col_of(w->r) + v->base;
-	uint32_t lo = 1; /* the first block is the header's key */
-	for (;;) {
-		uint32_t avail = w->have - w->pos;
-		if (avail >= v->len)
-			return w->key[(w->pos + v->len - 1) & (RING - 1)] == v->last
-				       ? v->len
-				       : bisect(w, v, lo, v->len);
-		/* Look at the column where the known keys end, so that a miss stops the hashing. */
-		if (kvp_ld_rlx_u64(&col[avail - 1]) != w->key[(w->have - 1) & (RING - 1)])
-			return bisect(w, v, lo, avail);
-		lo = avail;
-		uint32_t next = avail + KVP_RADIX_CHUNK_BLK;
-		__builtin_prefetch(&col[(next < v->len ? next : v->len) - 1]);
-		if (w->have >= w->total || !more_keys(w))
-			return avail;
-	}
-}
 
 /* Ranks that drop out here by the run's cutoff list. act: still in, but without the run's bit. */
 static int cutoffs(struct walk *w, struct visit *v, const uint64_t *out)
@@ -287,7 +135,7 @@ static int walk(struct walk *w)
 int kvp_radix_find(const struct kvp_radix *r, struct kvp_radix_query *q, struct kvp_radix_match *m)
 {
 	struct walk w;
-	m->longest = m->retries = m->gave_up = 0;
+	m->longest = m->retries = m->gave_up = m->low_any = 0;
 	m->word_cnt = r->word_cnt;
 	w.r = r;
 	w.q = q;
@@ -298,7 +146,8 @@ int kvp_radix_find(const struct kvp_radix *r, struct kvp_radix_query *q, struct 
 		if (log2 >= r->log2_min && log2 <= r->log2_max) {
 			w.tab = r->base + kvp_radix_area(r, log2, KVP_RADIX_DESC_SIDE(d));
 			w.mask = (uint32_t)((1ULL << log2) - 1);
-			walk(&w);
+			if (walk(&w) && kvp_ld_acq_u32(&r->shm->low)) /* pairs with: kvp_radix_low_note */
+				kvp_radix_walk_low(&w);
 			/* A table that was replaced meanwhile may name recycled arrays: walk the new one.
 			 * */
 			kvp_fence_acq();
@@ -306,7 +155,7 @@ int kvp_radix_find(const struct kvp_radix *r, struct kvp_radix_query *q, struct 
 				return KVP_OK;
 		}
 		memset(m->active, 0, sizeof(m->active[0]) * r->word_cnt);
-		m->longest = 0;
+		m->longest = m->low_any = 0;
 		if (m->retries >= KVP_RADIX_RETRY_MAX) {
 			m->gave_up = 1;
 			return KVP_OK;

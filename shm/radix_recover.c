@@ -50,6 +50,15 @@ static void finish_structure(struct kvp_radix_w *w, struct kvp_radix_report *rep
 	p->split_on = 0;
 }
 
+static int sound_low(const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h)
+{
+	uint32_t cnt = KVP_RADIX_CUT_CNT(h->low_n), cls = KVP_RADIX_CUT_CLASS(h->low_n);
+	if (cls == 0)
+		return cnt == 0;
+	return cls <= KVP_RADIX_IV_CLASS_MAX && cnt <= 1u << cls && h->low_ref % KVP_RADIX_CUT_GRAN == 0 &&
+	       h->low_ref / KVP_RADIX_CUT_GRAN + (1ULL << (cls - 1)) <= w->pub->cut_bump;
+}
+
 static int sound(const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h)
 {
 	uint32_t cnt = KVP_RADIX_CUT_CNT(h->cut_n), cls = KVP_RADIX_CUT_CLASS(h->cut_n);
@@ -59,6 +68,8 @@ static int sound(const struct kvp_radix_w *w, const struct kvp_radix_hdr_shm *h)
 		((uint64_t)h->base + h->cap - 1) / KVP_RADIX_COL_GRAN >= w->pub->col_bump)
 		return 0;
 	if (w->col[h->base] != h->key || w->col[h->base + h->len - 1] != h->last)
+		return 0;
+	if (!sound_low(w, h))
 		return 0;
 	if (cls == 0)
 		return cnt == 0;
@@ -186,6 +197,9 @@ static int rebuild_arenas(struct kvp_radix_w *w)
 		uint32_t cls = KVP_RADIX_CUT_CLASS(h->cut_n);
 		if (cls)
 			memset(use + h->cut_ref / KVP_RADIX_CUT_GRAN, 1, 1u << (cls - 1));
+		cls = KVP_RADIX_CUT_CLASS(h->low_n);
+		if (cls)
+			memset(use + h->low_ref / KVP_RADIX_CUT_GRAN, 1, 1u << (cls - 1));
 	}
 	free_gaps(&w->cutb, use);
 	free_gaps(&w->colb, w->col_use);
@@ -261,11 +275,11 @@ static void rebuild_aliases(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 {
 	w->alias_free = 0;
 	kvp_st_rlx_u64(&w->pub->stat.alias_cnt, 0);
-	for (uint32_t s = 0; s < w->geo.slot_max; s++)
+	for (uint32_t s = 0; s < w->geo.holder_max; s++)
 		w->slot[s].alias_cnt = 0;
 	for (uint32_t i = w->priv->alias_bump; i >= 1; i--) {
 		struct kvp_radix_alias_shm *a = &w->alias[i - 1];
-		if (a->slot1 && a->slot1 <= w->geo.slot_max && run_at(w, a->pos) &&
+		if (a->slot1 && a->slot1 <= w->geo.holder_max && run_at(w, a->pos) &&
 			kvp_radix_holds(w, a->slot1 - 1, a->pos)) {
 			kvp_radix_alias_link(w, i);
 			continue;
@@ -298,7 +312,8 @@ static int rebuild_names(struct kvp_radix_w *w)
 
 static void count_slots(struct kvp_radix_w *w)
 {
-	for (uint32_t s = 0; s < w->geo.slot_max; s++)
+	uint64_t low = 0;
+	for (uint32_t s = 0; s < w->geo.holder_max; s++)
 		w->slot[s].blocks = 0;
 	for (uint32_t rid = 1; rid <= w->priv->rid_bump; rid++) {
 		if (!w->run[rid].live)
@@ -314,7 +329,16 @@ static void count_slots(struct kvp_radix_w *w)
 		}
 		for (uint32_t o = w->run[rid].hole; o; o = w->hole[o - 1].next)
 			w->slot[w->hole[o - 1].slot1 - 1].blocks += w->hole[o - 1].b - w->hole[o - 1].a;
+		const uint64_t *iv = kvp_radix_iv(w, h);
+		for (uint32_t i = 0; i < KVP_RADIX_CUT_CNT(h->low_n); i++) {
+			uint32_t blk = KVP_RADIX_IV_B(iv[i]) - KVP_RADIX_IV_A(iv[i]);
+			if (KVP_RADIX_IV_B(iv[i]) == 0)
+				continue;
+			w->slot[KVP_RADIX_IV_HOLDER(iv[i])].blocks += blk;
+			low += blk;
+		}
 	}
+	kvp_radix_low_note(w, low);
 }
 
 int kvp_radix_recover(struct kvp_radix_w *w, struct kvp_radix_report *rep)
@@ -331,6 +355,9 @@ int kvp_radix_recover(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 	int rc = rebuild_arenas(w);
 	if (rc)
 		return rc;
+	for (uint32_t rid = 1; rid <= w->priv->rid_bump; rid++)
+		if (w->run[rid].live && kvp_radix_hdr_of(w, rid)->low_n)
+			kvp_radix_low_tidy(w, rid);
 	rebuild_holes(w, rep);
 	rebuild_aliases(w, rep);
 	rc = rebuild_names(w);

@@ -36,7 +36,8 @@ void kvp_radix_commit_finish(struct kvp_radix_w *w)
 	kvp_st_rlx_u32(&h->cut_ref, n->cut_ref);
 	KVP_POINT("radix:commit_cut");
 	kvp_st_rlx_u32(&h->cut_n, n->cut_n);
-	kvp_st_rlx_u32(&h->tier_ref, n->tier_ref);
+	kvp_st_rlx_u32(&h->low_ref, n->low_ref);
+	kvp_st_rlx_u32(&h->low_n, n->low_n);
 	kvp_st_rlx_u32(&h->rid, n->rid);
 	KVP_POINT("radix:commit_half");
 	for (uint32_t i = 0; i < w->geo.word_cnt; i++)
@@ -193,12 +194,13 @@ void kvp_radix_reap(struct kvp_radix_w *w, uint32_t rid)
 			return;
 		}
 		uint32_t up = kvp_radix_parent_of(w, rid), ref = h->cut_ref,
-			 cls = KVP_RADIX_CUT_CLASS(h->cut_n);
+			 cls = KVP_RADIX_CUT_CLASS(h->cut_n), low_ref = h->low_ref, low_n = h->low_n;
 		kvp_radix_kill(w, w->tslot[rid]);
 		run_unlink(w, rid);
 		kvp_radix_col_unuse(w, base, cap);
 		if (cls)
 			kvp_radix_buddy_put(&w->cutb, ref / KVP_RADIX_CUT_GRAN, 1u << (cls - 1));
+		kvp_radix_low_free(w, low_ref, low_n);
 		kvp_radix_run_put(w, rid);
 		KVP_POINT("radix:killed");
 		rid = up;
@@ -230,6 +232,18 @@ static uint32_t tail_cuts(
 			out[cnt++] = KVP_RADIX_CUT(s, x->b - at);
 	}
 	return cnt;
+}
+
+/* The tail's list of lower-tier intervals; 0 if there is room for it. */
+static int tail_low(struct kvp_radix_w *w, uint32_t rid, uint32_t len, uint32_t *ref, uint32_t *low_n)
+{
+	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
+	uint64_t iv[KVP_RADIX_IV_MAX];
+	uint32_t cnt = h->low_n ? kvp_radix_low_tail(w, h, len, iv) : 0;
+	*ref = *low_n = 0;
+	if (cnt)
+		*ref = kvp_radix_low_list(w, iv, cnt, low_n);
+	return *ref == KVP_RADIX_NOPOS;
 }
 
 static uint32_t class_for(uint32_t cnt)
@@ -277,12 +291,18 @@ int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len)
 	uint32_t tail = kvp_radix_run_get(w, w->run[rid].part_salt, w->run[rid].part_mix, at - 1);
 	if (!tail)
 		return KVP_ERR_FULL;
+	uint32_t low_ref, low_n;
+	if (tail_low(w, rid, len, &low_ref, &low_n)) {
+		kvp_radix_run_put(w, tail);
+		return KVP_ERR_FULL;
+	}
 	struct kvp_radix_hdr_shm *n = kvp_radix_img_load(w, hslot);
 	uint32_t cnt = tail_cuts(w, rid, len, cuts, n), ref = 0, cls = 0;
 	if (cnt) {
 		cls = class_for(cnt);
 		uint32_t g = kvp_radix_buddy_get(&w->cutb, cls - 1);
 		if (g == KVP_RADIX_NOPOS) {
+			kvp_radix_low_free(w, low_ref, low_n);
 			kvp_radix_run_put(w, tail);
 			return KVP_ERR_FULL;
 		}
@@ -296,6 +316,8 @@ int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len)
 	n->cap = h->cap - len;
 	n->cut_ref = ref;
 	n->cut_n = cls << 16 | cnt;
+	n->low_ref = low_ref;
+	n->low_n = low_n;
 	n->rid = tail;
 	uint32_t tslot = kvp_radix_probe_free(w, n->key);
 	uint64_t reused = kvp_radix_hdr(w, tslot)->key == KVP_RADIX_KEY_DEAD;
@@ -315,6 +337,7 @@ int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len)
 	KVP_POINT("radix:split_head");
 	kvp_st_rel_u32(&w->priv->split_on, 0);
 	split_private(w, rid, tail, at, end);
+	kvp_radix_low_clip(w, rid);
 	kvp_st_rlx_u64(&w->pub->stat.tombstones, w->pub->stat.tombstones - reused);
 	kvp_st_rlx_u64(&w->pub->stat.runs, w->pub->stat.runs + 1);
 	kvp_radix_count(w, &w->pub->stat.splits, KVP_CTR_RADIX_SPLITS, 1);

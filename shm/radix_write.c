@@ -3,7 +3,7 @@
 #include <kvpick/point.h>
 #include <string.h>
 
-#define RUN_MIN 16u  /* words of the smallest array */
+#define RUN_MIN 16u /* words of the smallest array */
 #define RUNS_MANY 65536u
 #define NAME_AHEAD 8 /* names whose place in the map is fetched ahead */
 
@@ -25,6 +25,7 @@ void kvp_radix_gauges(struct kvp_radix_w *w)
 		return;
 	kvp_ctr_set(w->ctr, KVP_CTR_RADIX_BLOCKS, w->pub->stat.blocks);
 	kvp_ctr_set(w->ctr, KVP_CTR_RADIX_RUNS, w->pub->stat.runs);
+	kvp_ctr_set(w->ctr, KVP_CTR_RADIX_LOW_BLOCKS, w->pub->stat.low_blocks);
 }
 
 /* Takes one name of a held block away; the block goes with its last name. */
@@ -155,24 +156,28 @@ static void clash(struct kvp_radix_w *w, const struct put *p, uint32_t m, struct
 }
 
 /* Words that the cursor's run has left behind its end, if the store may simply go on there: a leaf that the
- * rank holds as a whole and nobody else does. */
+ * rank holds as a whole on its device and nobody else does; for a lower tier, one that nobody does. */
 static uint32_t room_behind(const struct kvp_radix_w *w, const struct put *p)
 {
 	if (!p->rid || w->run[p->rid].child)
 		return 0;
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, p->rid);
-	if (!kvp_radix_has_bit(h, p->slot))
+	int low = kvp_radix_is_low(w, p->slot);
+	if (!low && !kvp_radix_has_bit(h, p->slot))
 		return 0;
 	uint64_t others = 0;
 	for (uint32_t i = 0; i < w->geo.word_cnt; i++)
-		others |= h->bits[i] & (i == p->slot >> 6 ? ~(1ULL << (p->slot & 63)) : ~0ULL);
+		others |= h->bits[i] & (!low && i == p->slot >> 6 ? ~(1ULL << (p->slot & 63)) : ~0ULL);
 	return others ? 0 : h->cap - h->len;
 }
 
 static uint32_t append(struct kvp_radix_w *w, struct put *p, uint32_t m, const struct kvp_radix_set *other)
 {
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, p->rid);
-	uint32_t at = h->base + h->len;
+	uint32_t at = h->base + h->len, fresh;
+	int low = kvp_radix_is_low(w, p->slot);
+	if (low && kvp_radix_low_room(w, p->rid))
+		return 0;
 	m = fill(w, p, p->rid, at, m, other);
 	KVP_POINT("radix:append");
 	if (!m)
@@ -182,6 +187,10 @@ static uint32_t append(struct kvp_radix_w *w, struct put *p, uint32_t m, const s
 	n->last = w->col[at + m - 1];
 	kvp_radix_commit(w, w->tslot[p->rid]);
 	kvp_add_sw_u64(&w->pub->stat.appends, 1);
+	if (low) {
+		KVP_POINT("radix:low_append");
+		kvp_radix_low_hold(w, p->rid, p->slot, p->off, p->off + m, &fresh);
+	}
 	p->off += m;
 	return m;
 }
@@ -223,9 +232,13 @@ static uint32_t create(struct kvp_radix_w *w, struct put *p, uint32_t m, const s
 		kvp_radix_run_put(w, rid);
 		return 0;
 	}
-	m = fill(w, p, rid, base, m < words ? m : words, other);
+	uint64_t iv = 0;
+	int low = kvp_radix_is_low(w, p->slot);
+	uint32_t low_n = 0, low_ref = low ? kvp_radix_low_list(w, &iv, 1, &low_n) : 0;
+	m = low_ref == KVP_RADIX_NOPOS ? 0 : fill(w, p, rid, base, m < words ? m : words, other);
 	KVP_POINT("radix:create");
 	if (!m) {
+		kvp_radix_low_free(w, low_ref, low_n);
 		kvp_radix_buddy_put(&w->colb, base / KVP_RADIX_COL_GRAN, words / KVP_RADIX_COL_GRAN);
 		kvp_radix_run_put(w, rid);
 		return 0;
@@ -238,7 +251,12 @@ static uint32_t create(struct kvp_radix_w *w, struct put *p, uint32_t m, const s
 	n->base = base;
 	n->cap = words;
 	n->rid = rid;
-	n->bits[p->slot >> 6] = 1ULL << (p->slot & 63);
+	n->low_ref = low_ref;
+	n->low_n = low_n;
+	if (low)
+		kvp_st_rlx_u64((uint64_t *)(void *)(w->cut + low_ref), KVP_RADIX_IV(p->slot, 0, m));
+	else
+		n->bits[p->slot >> 6] = 1ULL << (p->slot & 63);
 	uint32_t tslot = kvp_radix_probe_free(w, n->key);
 	uint64_t reused = kvp_radix_hdr(w, tslot)->key == KVP_RADIX_KEY_DEAD;
 	w->tslot[rid] = tslot;
@@ -246,6 +264,10 @@ static uint32_t create(struct kvp_radix_w *w, struct put *p, uint32_t m, const s
 	kvp_radix_run_link(w, rid);
 	kvp_st_rlx_u64(&w->pub->stat.tombstones, w->pub->stat.tombstones - reused);
 	kvp_st_rlx_u64(&w->pub->stat.runs, w->pub->stat.runs + 1);
+	if (low) {
+		w->slot[p->slot].blocks += m;
+		kvp_radix_low_note(w, w->pub->stat.low_blocks + m);
+	}
 	p->rid = rid;
 	p->off = m;
 	return m;
@@ -266,7 +288,8 @@ static uint32_t hold_new(struct kvp_radix_w *w, struct put *p)
 	clash(w, p, m, &other);
 	room = room_behind(w, p);
 	uint32_t done = room ? append(w, p, m < room ? m : room, &other) : create(w, p, m, &other);
-	w->slot[p->slot].blocks += done;
+	if (!kvp_radix_is_low(w, p->slot))
+		w->slot[p->slot].blocks += done;
 	kvp_st_rlx_u64(&w->pub->stat.blocks, w->pub->stat.blocks + done);
 	kvp_radix_count(w, &w->pub->stat.stored, KVP_CTR_RADIX_STORED, done);
 	return done;
@@ -370,29 +393,60 @@ static int store_from(struct kvp_radix_w *w, struct put *p, uint32_t parent_pos)
 	return put_walk(w, p);
 }
 
+static uint32_t holder_of(const struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier)
+{
+	return slot + (uint32_t)tier * w->geo.slot_max;
+}
+
 static uint64_t mix_of(const struct kvp_radix_w *w, uint64_t part_salt)
 {
 	return kvp_radix_fold(part_salt ^ w->r.key_salt[1], 0xa0761d6478bd642fULL ^ w->r.key_salt[0]);
 }
 
+/* Position of a parent: on the device for a device block; for a lower tier in that tier, else in any. */
+static uint32_t parent_pos(const struct kvp_radix_w *w, uint32_t holder, uint64_t ext)
+{
+	uint32_t pos = w->slot[holder].blocks ? kvp_radix_name_of(w, holder, ext) : KVP_RADIX_NOPOS;
+	if (!kvp_radix_is_low(w, holder))
+		return pos;
+	for (uint32_t x = holder % w->geo.slot_max; x < w->geo.holder_max && pos == KVP_RADIX_NOPOS;
+		x += w->geo.slot_max)
+		pos = w->slot[x].blocks ? kvp_radix_name_of(w, x, ext) : KVP_RADIX_NOPOS;
+	return pos;
+}
+
+static void slot_part(struct kvp_radix_w *w, uint32_t holder, uint64_t part_salt, uint64_t part_mix)
+{
+	struct kvp_radix_slot_shm *s = &w->slot[holder];
+	if (s->has_part && s->part_salt == part_salt)
+		return;
+	s->part_salt = part_salt;
+	s->part_mix = part_mix;
+	s->has_part = 1;
+}
+
+/* 1 if some tier of the rank holds blocks of another partition. */
+static int other_part(const struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt)
+{
+	for (uint32_t x = slot; x < w->geo.holder_max; x += w->geo.slot_max)
+		if (w->slot[x].has_part && w->slot[x].blocks && w->slot[x].part_salt != part_salt)
+			return 1;
+	return 0;
+}
+
 static int store_piece(struct kvp_radix_w *w, struct put *p, enum kvp_radix_parent how, uint64_t parent_ext)
 {
-	struct kvp_radix_slot_shm *s = &w->slot[p->slot];
 	uint32_t pos = KVP_RADIX_NOPOS;
 	if (p->n && !distinct(w, p->n, p->ext, how == KVP_RADIX_CHILD ? &parent_ext : NULL))
 		return KVP_ERR_INVAL;
 	if (how == KVP_RADIX_CHILD) {
-		pos = s->blocks ? kvp_radix_name_of(w, p->slot, parent_ext) : KVP_RADIX_NOPOS;
+		pos = parent_pos(w, p->slot, parent_ext);
 		if (pos == KVP_RADIX_NOPOS)
 			return KVP_ERR_NOTFOUND;
 	}
 	if (p->n == 0)
 		return KVP_OK;
-	if (!s->has_part || s->part_salt != p->part_salt) {
-		s->part_salt = p->part_salt;
-		s->part_mix = p->part_mix;
-		s->has_part = 1;
-	}
+	slot_part(w, p->slot, p->part_salt, p->part_mix);
 	memcpy(w->op_local, p->local, 8ULL * p->n);
 	memcpy(w->op_ext, p->ext, 8ULL * p->n);
 	w->priv->op.how = how;
@@ -407,14 +461,23 @@ static int store_piece(struct kvp_radix_w *w, struct put *p, enum kvp_radix_pare
 int kvp_radix_store(struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, enum kvp_radix_parent how,
 	uint64_t parent_ext, uint32_t n, const uint64_t *local, const uint64_t *ext, uint32_t *stored)
 {
+	return kvp_radix_store_tier(
+		w, slot, KVP_RADIX_DEVICE, part_salt, how, parent_ext, n, local, ext, stored);
+}
+
+int kvp_radix_store_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint64_t part_salt,
+	enum kvp_radix_parent how, uint64_t parent_ext, uint32_t n, const uint64_t *local,
+	const uint64_t *ext, uint32_t *stored)
+{
 	uint32_t at = 0;
 	int rc;
-	if (slot >= w->geo.slot_max ||
-		(w->slot[slot].has_part && w->slot[slot].blocks && w->slot[slot].part_salt != part_salt)) {
+	if (slot >= w->geo.slot_max || (uint32_t)tier >= KVP_RADIX_TIER_CNT ||
+		other_part(w, slot, part_salt)) {
 		kvp_radix_count(w, &w->pub->stat.invalid, KVP_CTR_RADIX_INVALID, 1);
 		return KVP_ERR_INVAL;
 	}
-	struct put p = {.slot = slot, .part_salt = part_salt, .part_mix = mix_of(w, part_salt)};
+	struct put p = {
+		.slot = holder_of(w, slot, tier), .part_salt = part_salt, .part_mix = mix_of(w, part_salt)};
 	do {
 		p.rid = p.off = p.i = 0;
 		p.n = n - at < KVP_RADIX_OP_BLK_MAX ? n - at : KVP_RADIX_OP_BLK_MAX;
@@ -427,7 +490,9 @@ int kvp_radix_store(struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, en
 			parent_ext = ext[at - 1];
 		}
 	} while (rc == KVP_OK && at < n);
-	if (rc == KVP_ERR_NOTFOUND)
+	if (rc == KVP_ERR_NOTFOUND && tier != KVP_RADIX_DEVICE)
+		kvp_radix_count(w, &w->pub->stat.orphans, KVP_CTR_RADIX_ORPHANS, n);
+	else if (rc == KVP_ERR_NOTFOUND)
 		kvp_radix_count(w, &w->pub->stat.not_found, KVP_CTR_RADIX_NOT_FOUND, 1);
 	else if (rc == KVP_ERR_INVAL)
 		kvp_radix_count(w, &w->pub->stat.invalid, KVP_CTR_RADIX_INVALID, 1);
@@ -510,18 +575,24 @@ static uint32_t remove_all(struct kvp_radix_w *w, uint32_t slot, uint32_t n, con
 
 int kvp_radix_remove(struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uint64_t *ext, uint32_t *unknown)
 {
-	uint32_t lost = 0;
-	if (slot >= w->geo.slot_max)
+	return kvp_radix_remove_tier(w, slot, KVP_RADIX_DEVICE, n, ext, unknown);
+}
+
+int kvp_radix_remove_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint32_t n,
+	const uint64_t *ext, uint32_t *unknown)
+{
+	uint32_t lost = 0, x = holder_of(w, slot, tier);
+	if (slot >= w->geo.slot_max || (uint32_t)tier >= KVP_RADIX_TIER_CNT)
 		return KVP_ERR_INVAL;
 	for (uint32_t at = 0; at < n;) {
 		uint32_t m = n - at < KVP_RADIX_OP_BLK_MAX ? n - at : KVP_RADIX_OP_BLK_MAX;
-		if (w->slot[slot].blocks == 0) {
+		if (w->slot[x].blocks == 0) {
 			lost += n - at;
 			break;
 		}
 		memcpy(w->op_ext, ext + at, 8ULL * m);
-		op_begin(w, KVP_RADIX_OP_REMOVE, slot, m);
-		lost += remove_all(w, slot, m, ext + at);
+		op_begin(w, KVP_RADIX_OP_REMOVE, x, m);
+		lost += remove_all(w, x, m, ext + at);
 		op_end(w);
 		at += m;
 	}
@@ -534,36 +605,58 @@ int kvp_radix_remove(struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uin
 
 /* ---- clear ---- */
 
+static uint64_t held_by(const struct kvp_radix_w *w, uint32_t first, uint32_t end)
+{
+	uint64_t n = 0;
+	for (uint32_t x = first; x < end; x += w->geo.slot_max)
+		n += w->slot[x].blocks;
+	return n;
+}
+
+/* Everything of holders first, first + slot_max, ... below end in one run. */
+static void clear_run(struct kvp_radix_w *w, uint32_t rid, uint32_t first, uint32_t end)
+{
+	uint32_t any = 0;
+	for (uint32_t x = first; x < end; x += w->geo.slot_max) {
+		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
+		if (!w->slot[x].blocks ||
+			(kvp_radix_is_low(w, x) ? !h->low_n
+						: !kvp_radix_cover_get(w, h, x) && !w->run[rid].hole))
+			continue;
+		kvp_radix_drop_all(w, rid, x);
+		any = 1;
+	}
+	if (any)
+		kvp_radix_reap(w, rid);
+}
+
 /* Goes on with a pass over all runs, budget of them. A run that was split meanwhile may leave something
  * behind the pass: then another one follows. 1: nothing is left. */
-static int clear_pass(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
+static int clear_pass(struct kvp_radix_w *w, uint32_t first, uint32_t end, uint32_t budget)
 {
-	if (w->clear_slot != slot || w->clear_at > w->priv->rid_bump)
+	if (w->clear_slot != first || w->clear_at > w->priv->rid_bump)
 		w->clear_at = 1;
-	w->clear_slot = slot;
-	for (; w->clear_at <= w->priv->rid_bump && w->slot[slot].blocks && budget; budget--) {
+	w->clear_slot = first;
+	for (; w->clear_at <= w->priv->rid_bump && budget && held_by(w, first, end); budget--) {
 		uint32_t rid = w->clear_at++;
 		if (rid + 8 <= w->priv->rid_bump && w->run[rid + 8].live)
 			__builtin_prefetch(kvp_radix_hdr_of(w, rid + 8));
-		if (!w->run[rid].live)
-			continue;
-		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
-		if (!kvp_radix_cover_get(w, h, slot) && !w->run[rid].hole)
-			continue;
-		kvp_radix_drop_all(w, rid, slot);
-		kvp_radix_reap(w, rid);
+		if (w->run[rid].live)
+			clear_run(w, rid, first, end);
 	}
-	if (w->slot[slot].blocks)
+	if (held_by(w, first, end))
 		return 0;
-	w->slot[slot].has_part = 0;
+	for (uint32_t x = first; x < end; x += w->geo.slot_max)
+		w->slot[x].has_part = 0;
 	w->clear_at = 1;
 	return 1;
 }
 
-static void clear_all(struct kvp_radix_w *w, uint32_t slot)
+/* All tiers of a rank, or a single holder in a lower tier or on the device. */
+static void clear_all(struct kvp_radix_w *w, uint32_t first, uint32_t end)
 {
 	w->clear_at = 1;
-	clear_pass(w, slot, UINT32_MAX);
+	clear_pass(w, first, end, UINT32_MAX);
 }
 
 int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
@@ -571,7 +664,7 @@ int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
 	if (slot >= w->geo.slot_max)
 		return KVP_ERR_INVAL;
 	op_begin(w, KVP_RADIX_OP_CLEAR, slot, 0);
-	int done = clear_pass(w, slot, budget);
+	int done = clear_pass(w, slot, w->geo.holder_max, budget);
 	op_end(w);
 	if (!done)
 		return KVP_ERR_AGAIN;
@@ -585,12 +678,132 @@ int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot)
 	return kvp_radix_clear_some(w, slot, UINT32_MAX);
 }
 
+int kvp_radix_clear_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier)
+{
+	if (slot >= w->geo.slot_max || (uint32_t)tier >= KVP_RADIX_TIER_CNT)
+		return KVP_ERR_INVAL;
+	uint32_t x = holder_of(w, slot, tier);
+	op_begin(w, KVP_RADIX_OP_CLEAR_TIER, x, 0);
+	clear_all(w, x, x + 1);
+	op_end(w);
+	kvp_radix_count(w, &w->pub->stat.cleared, KVP_CTR_RADIX_CLEARED, 1);
+	return KVP_OK;
+}
+
+/* ---- attach ---- */
+
+/* 1 if some holder names the block at pos by the column of external hashes. */
+static int column_name_in_use(const struct kvp_radix_w *w, uint32_t pos)
+{
+	uint32_t rid = kvp_radix_rid_at(w, pos);
+	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
+	const uint64_t *iv = kvp_radix_iv(w, h);
+	uint32_t off = pos - h->base;
+	for (uint32_t i = 0; i < w->geo.word_cnt; i++)
+		for (uint64_t x = h->bits[i]; x; x &= x - 1)
+			if (!kvp_radix_alias_cnt(w, i * 64 + (uint32_t)__builtin_ctzll(x), pos))
+				return 1;
+	for (uint32_t i = 0; i < KVP_RADIX_CUT_CNT(h->cut_n); i++) {
+		uint32_t e = w->cut[h->cut_ref + i];
+		if (KVP_RADIX_CUT_BLK(e) > off && !kvp_radix_alias_cnt(w, KVP_RADIX_CUT_SLOT(e), pos))
+			return 1;
+	}
+	for (uint32_t o = w->run[rid].hole; o; o = w->hole[o - 1].next) {
+		const struct kvp_radix_hole_shm *x = &w->hole[o - 1];
+		if (x->a <= pos && pos < x->b && !kvp_radix_alias_cnt(w, x->slot1 - 1, pos))
+			return 1;
+	}
+	for (uint32_t i = 0; i < KVP_RADIX_CUT_CNT(h->low_n); i++)
+		if (KVP_RADIX_IV_A(iv[i]) <= off && off < KVP_RADIX_IV_B(iv[i]) &&
+			!kvp_radix_alias_cnt(w, KVP_RADIX_IV_HOLDER(iv[i]), pos))
+			return 1;
+	return 0;
+}
+
+/* Where a hash is known: to the rank itself, in any tier, else to any rank of the partition. */
+static uint32_t known_pos(const struct kvp_radix_w *w, uint32_t holder, uint64_t part_mix, uint64_t ext)
+{
+	uint32_t pos = parent_pos(w, holder, ext);
+	if (pos != KVP_RADIX_NOPOS)
+		return pos;
+	pos = kvp_radix_name_get(w, ext, part_mix);
+	if (pos != KVP_RADIX_NOPOS && column_name_in_use(w, pos))
+		return pos;
+	for (uint32_t x = 0; x < w->geo.holder_max; x++) {
+		if (!w->slot[x].alias_cnt || w->slot[x].part_mix != part_mix)
+			continue;
+		uint32_t a = kvp_radix_alias_find(w, x, ext, KVP_RADIX_NOPOS);
+		if (a)
+			return w->alias[a - 1].pos;
+	}
+	return KVP_RADIX_NOPOS;
+}
+
+/* One block. A name that cannot be held leaves no alias behind. */
+static int attach_one(struct kvp_radix_w *w, uint32_t holder, uint64_t ext, uint32_t pos)
+{
+	uint32_t rid = kvp_radix_rid_at(w, pos), off = pos - kvp_radix_hdr_of(w, rid)->base, fresh = 0;
+	int held = kvp_radix_holds(w, holder, pos), rc = name_at(w, holder, ext, pos);
+	KVP_POINT("radix:attach");
+	if (!rc)
+		rc = kvp_radix_hold(w, rid, holder, off, off + 1, &fresh);
+	if (rc && !held)
+		kvp_radix_alias_drop(w, holder, pos);
+	kvp_radix_count(w, &w->pub->stat.stored, KVP_CTR_RADIX_STORED, fresh);
+	if (!rc && !fresh)
+		kvp_radix_count(w, &w->pub->stat.duplicate, KVP_CTR_RADIX_DUPLICATE, 1);
+	return rc;
+}
+
+static int attach_all(struct kvp_radix_w *w, uint32_t holder, uint64_t part_mix, uint32_t n,
+	const uint64_t *ext, uint32_t *unknown, uint32_t *full)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t pos = known_pos(w, holder, part_mix, ext[i]);
+		if (pos == KVP_RADIX_NOPOS)
+			++*unknown;
+		else
+			*full += attach_one(w, holder, ext[i], pos) != KVP_OK;
+	}
+	return *full ? KVP_ERR_FULL : KVP_OK;
+}
+
+int kvp_radix_attach(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint64_t part_salt,
+	uint32_t n, const uint64_t *ext, uint32_t *unknown)
+{
+	uint32_t lost = 0, full = 0;
+	int rc = KVP_OK;
+	if (slot >= w->geo.slot_max || tier == KVP_RADIX_DEVICE || (uint32_t)tier >= KVP_RADIX_TIER_CNT ||
+		other_part(w, slot, part_salt)) {
+		kvp_radix_count(w, &w->pub->stat.invalid, KVP_CTR_RADIX_INVALID, 1);
+		return KVP_ERR_INVAL;
+	}
+	uint32_t x = holder_of(w, slot, tier);
+	uint64_t mix = mix_of(w, part_salt);
+	for (uint32_t at = 0; at < n;) {
+		uint32_t m = n - at < KVP_RADIX_OP_BLK_MAX ? n - at : KVP_RADIX_OP_BLK_MAX;
+		slot_part(w, x, part_salt, mix);
+		memcpy(w->op_ext, ext + at, 8ULL * m);
+		w->priv->op.part_salt = part_salt;
+		op_begin(w, KVP_RADIX_OP_ATTACH, x, m);
+		rc = attach_all(w, x, mix, m, ext + at, &lost, &full);
+		op_end(w);
+		at += m;
+	}
+	kvp_radix_count(w, &w->pub->stat.unattached, KVP_CTR_RADIX_UNATTACHED, lost);
+	if (full)
+		kvp_radix_count(w, &w->pub->stat.full, KVP_CTR_RADIX_FULL, full);
+	if (unknown)
+		*unknown = lost;
+	return rc;
+}
+
 /* Carries out the operation that a predecessor was killed in. Each is idempotent. */
 void kvp_radix_redo(struct kvp_radix_w *w)
 {
 	const struct kvp_radix_oprec *o = &w->priv->op;
-	if (o->slot < w->geo.slot_max && o->n <= KVP_RADIX_OP_BLK_MAX) {
-		struct kvp_radix_slot_shm *s = &w->slot[o->slot];
+	if (o->slot < w->geo.holder_max && o->n <= KVP_RADIX_OP_BLK_MAX) {
+		uint32_t unknown = 0, full = 0;
 		struct put p = {.slot = o->slot,
 			.n = o->n,
 			.local = w->op_local,
@@ -599,17 +812,20 @@ void kvp_radix_redo(struct kvp_radix_w *w)
 			.part_mix = mix_of(w, o->part_salt)};
 		uint32_t pos = KVP_RADIX_NOPOS;
 		if (o->op == KVP_RADIX_OP_STORE) {
-			s->part_salt = p.part_salt;
-			s->part_mix = p.part_mix;
-			s->has_part = 1;
+			slot_part(w, p.slot, p.part_salt, p.part_mix);
 			if (o->how == KVP_RADIX_CHILD)
-				pos = kvp_radix_name_of(w, o->slot, o->parent_ext);
+				pos = parent_pos(w, o->slot, o->parent_ext);
 			if (o->how == KVP_RADIX_ROOT || pos != KVP_RADIX_NOPOS)
 				store_from(w, &p, pos);
 		} else if (o->op == KVP_RADIX_OP_REMOVE) {
 			remove_all(w, o->slot, o->n, w->op_ext);
 		} else if (o->op == KVP_RADIX_OP_CLEAR) {
-			clear_all(w, o->slot);
+			clear_all(w, o->slot, w->geo.holder_max);
+		} else if (o->op == KVP_RADIX_OP_CLEAR_TIER) {
+			clear_all(w, o->slot, o->slot + 1);
+		} else if (o->op == KVP_RADIX_OP_ATTACH) {
+			slot_part(w, p.slot, p.part_salt, p.part_mix);
+			attach_all(w, o->slot, p.part_mix, o->n, w->op_ext, &unknown, &full);
 		}
 	}
 	op_end(w);
@@ -618,6 +834,13 @@ void kvp_radix_redo(struct kvp_radix_w *w)
 uint64_t kvp_radix_w_blocks(const struct kvp_radix_w *w, uint32_t slot)
 {
 	return slot < w->geo.slot_max ? w->slot[slot].blocks : 0;
+}
+
+uint64_t kvp_radix_w_tier_blocks(const struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier)
+{
+	return slot < w->geo.slot_max && (uint32_t)tier < KVP_RADIX_TIER_CNT
+		       ? w->slot[holder_of(w, slot, tier)].blocks
+		       : 0;
 }
 
 void kvp_radix_w_set_ready(struct kvp_radix_w *w, uint32_t ready)

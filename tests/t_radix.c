@@ -18,7 +18,7 @@ _Static_assert(offsetof(struct kvp_radix_hdr_shm, base) == 24, "base");
 _Static_assert(offsetof(struct kvp_radix_hdr_shm, cap) == 28, "cap");
 _Static_assert(offsetof(struct kvp_radix_hdr_shm, cut_ref) == 32, "cut_ref");
 _Static_assert(offsetof(struct kvp_radix_hdr_shm, cut_n) == 36, "cut_n");
-_Static_assert(offsetof(struct kvp_radix_hdr_shm, tier_ref) == 40, "tier_ref");
+_Static_assert(offsetof(struct kvp_radix_hdr_shm, low_ref) == 40, "low_ref");
 _Static_assert(offsetof(struct kvp_radix_hdr_shm, rid) == 44, "rid");
 _Static_assert(offsetof(struct kvp_radix_shm, table) == 128, "table descriptor on a line of its own");
 _Static_assert(sizeof(struct kvp_radix_shm) <= KVP_PAGE, "header page");
