@@ -1,6 +1,6 @@
 /* tests/idx_fake.h — the indexer's registry in one process: its sources, with recording doubles of the tree,
  * the booking calls and, unless IDX_REAL_LISTENERS is defined, the decoder threads. The tree's double is a
- * set of external hashes an index slot. */
+ * set of external hashes an index slot and tier. */
 #ifndef KVP_IDX_FAKE_H
 #define KVP_IDX_FAKE_H
 
@@ -15,6 +15,7 @@
 
 	enum { FAKE_RANKS = 96,
 		FAKE_INDEX = 64,
+		FAKE_HOLDERS = 4 * FAKE_INDEX,
 		FAKE_BLOCKS = 64 };
 
 struct fake_listen {
@@ -27,8 +28,8 @@ struct fake_listen {
 
 static struct fake {
 	/* tree */
-	uint64_t ext[FAKE_INDEX][FAKE_BLOCKS];
-	uint32_t ext_cnt[FAKE_INDEX];
+	uint64_t ext[FAKE_HOLDERS][FAKE_BLOCKS]; /* tier * FAKE_INDEX + index slot */
+	uint32_t ext_cnt[FAKE_HOLDERS];
 	uint32_t clears, store_rc;
 	uint64_t last_parent, last_salt;
 	/* bookings: open generation of a slot, 0 = closed */
@@ -51,11 +52,13 @@ static const struct kvp_geom fake_geom = {.slot_max = 16,
 	.region_gen = 7,
 	.salt = {0x1234, 0x5678}};
 
-int kvp_radix_store(struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, enum kvp_radix_parent how,
-	uint64_t parent_ext, uint32_t n, const uint64_t *local, const uint64_t *ext, uint32_t *stored)
+int kvp_radix_store_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint64_t part_salt,
+	enum kvp_radix_parent how, uint64_t parent_ext, uint32_t n, const uint64_t *local,
+	const uint64_t *ext, uint32_t *stored)
 {
 	(void)w;
 	(void)local;
+	slot += tier * FAKE_INDEX;
 	fake->last_parent = how == KVP_RADIX_CHILD ? parent_ext : 0;
 	fake->last_salt = part_salt;
 	for (uint32_t i = 0; !fake->store_rc && i < n && fake->ext_cnt[slot] < FAKE_BLOCKS; i++)
@@ -64,10 +67,32 @@ int kvp_radix_store(struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, en
 	return (int)fake->store_rc;
 }
 
-int kvp_radix_remove(struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uint64_t *ext, uint32_t *unknown)
+/* Attaches what some holder knows. */
+int kvp_radix_attach(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint64_t part_salt,
+	uint32_t n, const uint64_t *ext, uint32_t *unknown)
+{
+	uint32_t to = slot + tier * FAKE_INDEX;
+	(void)w;
+	*unknown = n;
+	fake->last_salt = part_salt;
+	for (uint32_t i = 0; i < n; i++)
+		for (uint32_t k = 0; k < FAKE_HOLDERS * FAKE_BLOCKS; k++) {
+			uint32_t h = k / FAKE_BLOCKS, at = k % FAKE_BLOCKS;
+			if (at >= fake->ext_cnt[h] || fake->ext[h][at] != ext[i])
+				continue;
+			fake->ext[to][fake->ext_cnt[to]++] = ext[i];
+			--*unknown;
+			break;
+		}
+	return KVP_OK;
+}
+
+int kvp_radix_remove_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier, uint32_t n,
+	const uint64_t *ext, uint32_t *unknown)
 {
 	(void)w;
 	*unknown = n;
+	slot += tier * FAKE_INDEX;
 	for (uint32_t i = 0; i < n; i++)
 		for (uint32_t k = 0; k < fake->ext_cnt[slot]; k++)
 			if (fake->ext[slot][k] == ext[i]) {
@@ -81,8 +106,15 @@ int kvp_radix_remove(struct kvp_radix_w *w, uint32_t slot, uint32_t n, const uin
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot)
 {
 	(void)w;
-	fake->ext_cnt[slot] = 0;
+	for (uint32_t h = slot; h < FAKE_HOLDERS; h += FAKE_INDEX)
+		fake->ext_cnt[h] = 0;
 	fake->clears++;
+	return KVP_OK;
+}
+int kvp_radix_clear_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier)
+{
+	(void)w;
+	fake->ext_cnt[slot + tier * FAKE_INDEX] = 0;
 	return KVP_OK;
 }
 int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)

@@ -136,6 +136,53 @@ static void test_events(void)
 	is_u64(ctr(KVP_CTR_EV_STORED_PARENT), 1, "a store under a missing parent is counted");
 }
 
+static uint32_t held_in(uint32_t rank_slot, enum kvp_radix_tier tier)
+{
+	return fake->ext_cnt[idx.rank[rank_slot].index_slot + tier * FAKE_INDEX];
+}
+
+static struct kvp_idx_msg *hashes(enum kvp_idx_op op, enum kvp_radix_tier tier, uint64_t first, uint32_t n)
+{
+	struct kvp_idx_msg *m = message(op, 0, 0, 2 * n);
+	m->tier = (uint16_t)tier;
+	m->n = n;
+	for (uint32_t i = 0; i < 2 * n; i++)
+		m->data[i] = first + i % n;
+	return m;
+}
+
+/* Each operation names its tier; only a clear is for all of them. */
+static void test_tiers(void)
+{
+	uint64_t ok_before = ctr(KVP_CTR_EV_STORED_OK), removed = ctr(KVP_CTR_EV_BLOCKS_REMOVED),
+		 unknown = ctr(KVP_CTR_EV_BLOCKS_UNKNOWN);
+	uint32_t device = held(0);
+	hashes(KVP_IDX_STORE, KVP_RADIX_HOST, 500, 4);
+	kvp_idx_ring_commit(&ring);
+	hashes(KVP_IDX_ATTACH, KVP_RADIX_DISK, 502, 4); /* 502 and 503 are known */
+	kvp_idx_ring_commit(&ring);
+	hashes(KVP_IDX_STORE, KVP_RADIX_EXTERNAL, 600, 1);
+	kvp_idx_ring_commit(&ring);
+	hashes(KVP_IDX_REMOVE, KVP_RADIX_HOST, 499, 2);
+	kvp_idx_ring_commit(&ring);
+	apply_all();
+	ok(held(0) == device && held_in(0, KVP_RADIX_HOST) == 3 && held_in(0, KVP_RADIX_DISK) == 2 &&
+			held_in(0, KVP_RADIX_EXTERNAL) == 1,
+		"operations reach the tier they name");
+	ok(ctr(KVP_CTR_EV_BLOCKS_REMOVED) == removed + 1 && ctr(KVP_CTR_EV_BLOCKS_UNKNOWN) == unknown + 1 &&
+			ctr(KVP_CTR_EV_STORED_OK) == ok_before,
+		"blocks of all tiers are counted, results of events on the device only");
+	hashes(KVP_IDX_CLEAR_TIER, KVP_RADIX_HOST, 0, 0);
+	kvp_idx_ring_commit(&ring);
+	apply_all();
+	ok(held(0) == device && !held_in(0, KVP_RADIX_HOST) && held_in(0, KVP_RADIX_DISK) == 2,
+		"one tier is cleared alone");
+	plain(KVP_IDX_CLEAR, 0, 0);
+	apply_all();
+	ok(!held(0) && !held_in(0, KVP_RADIX_DISK) && !held_in(0, KVP_RADIX_EXTERNAL),
+		"a clear is for all tiers");
+}
+
 static void test_marks(void)
 {
 	uint64_t applied = 0, live = 0;
@@ -215,6 +262,7 @@ int main(void)
 	kvp_idx_ring_open(&ring, 1 << 16);
 	test_ring();
 	test_events();
+	test_tiers();
 	test_marks();
 	test_late();
 	test_not_indexed();

@@ -1,5 +1,10 @@
 /* daemons/indexer/apply.c — operations of decoder threads into the tree. */
 #include "daemons/indexer/indexer.h"
+#include "ipc/kv_event.h"
+
+_Static_assert((int)KVP_KV_DEVICE == KVP_RADIX_DEVICE && (int)KVP_KV_HOST == KVP_RADIX_HOST &&
+		       (int)KVP_KV_DISK == KVP_RADIX_DISK && (int)KVP_KV_EXTERNAL == KVP_RADIX_EXTERNAL,
+	"a decoder's tiers are the tree's");
 
 /* The rank that an operation of listener rank `own` is for; NULL if the worker has no such rank now, or
  * not the one that the operation was meant for. */
@@ -20,26 +25,42 @@ static struct kvp_idx_rank *target_rank(
 static void apply_store(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_idx_msg *m)
 {
 	uint32_t stored = 0;
-	int rc = kvp_radix_store(idx->radix, r->index_slot, r->part_salt,
+	int rc = kvp_radix_store_tier(idx->radix, r->index_slot, (enum kvp_radix_tier)m->tier, r->part_salt,
 		m->has_parent ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, m->parent, m->n, m->data, m->data + m->n,
 		&stored);
 	kvp_ctr_add(idx->ctr, KVP_CTR_EV_BLOCKS_STORED, stored);
+	int is_device = m->tier == KVP_RADIX_DEVICE; /* the results of lower tiers are the tree's counters */
 	if (rc == KVP_OK)
-		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_OK, 1);
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_OK, (uint64_t)is_device);
 	else if (rc == KVP_ERR_NOTFOUND)
-		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_PARENT, 1);
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_PARENT, (uint64_t)is_device);
 	else if (rc == KVP_ERR_FULL)
 		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_FULL, 1);
 	else
 		kvp_ctr_add(idx->ctr, KVP_CTR_EV_STORED_INVALID, 1);
 }
 
+static void apply_attach(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_idx_msg *m)
+{
+	uint32_t unknown = 0;
+	int rc = kvp_radix_attach(idx->radix, r->index_slot, (enum kvp_radix_tier)m->tier, r->part_salt, m->n,
+		m->data, &unknown);
+	if (rc == KVP_OK)
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_BLOCKS_STORED, m->n - unknown);
+	else
+		kvp_ctr_add(
+			idx->ctr, rc == KVP_ERR_FULL ? KVP_CTR_EV_STORED_FULL : KVP_CTR_EV_STORED_INVALID, 1);
+}
+
 static void apply_remove(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_idx_msg *m)
 {
 	uint32_t unknown = 0;
-	kvp_radix_remove(idx->radix, r->index_slot, m->n, m->data, &unknown);
+	kvp_radix_remove_tier(
+		idx->radix, r->index_slot, (enum kvp_radix_tier)m->tier, m->n, m->data, &unknown);
 	kvp_ctr_add(idx->ctr, KVP_CTR_EV_BLOCKS_REMOVED, m->n - unknown);
 	kvp_ctr_add(idx->ctr, KVP_CTR_EV_BLOCKS_UNKNOWN, unknown);
+	if (m->tier != KVP_RADIX_DEVICE)
+		return;
 	kvp_ctr_add(
 		idx->ctr, unknown < m->n || !m->n ? KVP_CTR_EV_REMOVED_OK : KVP_CTR_EV_REMOVED_NOTFOUND, 1);
 }
@@ -101,8 +122,15 @@ void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t no
 	case KVP_IDX_STORE:
 		apply_store(idx, r, m);
 		break;
+	case KVP_IDX_ATTACH:
+		apply_attach(idx, r, m);
+		break;
 	case KVP_IDX_REMOVE:
 		apply_remove(idx, r, m);
+		break;
+	case KVP_IDX_CLEAR_TIER:
+		kvp_radix_clear_tier(idx->radix, r->index_slot, (enum kvp_radix_tier)m->tier);
+		kvp_ctr_add(idx->ctr, KVP_CTR_EV_CLEARED_OK, m->tier == KVP_RADIX_DEVICE);
 		break;
 	case KVP_IDX_CLEAR:
 		kvp_radix_clear(idx->radix, r->index_slot);

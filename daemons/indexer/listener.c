@@ -114,6 +114,7 @@ static int push_store(struct listener *l, const struct kvp_kv_op *op)
 			return KVP_ERR_AGAIN;
 		m->dp_rank = op->dp_rank;
 		m->n = n;
+		m->tier = (uint16_t)op->tier;
 		m->has_parent = first || op->has_parent;
 		m->parent = first ? op->ext[first - 1] : op->parent;
 		uint64_t got = kvp_hasher_local(&h, first, n, m->data);
@@ -125,15 +126,16 @@ static int push_store(struct listener *l, const struct kvp_kv_op *op)
 	return KVP_OK;
 }
 
-static int push_remove(struct listener *l, const struct kvp_kv_op *op)
+static int push_hashes(struct listener *l, enum kvp_idx_op what, const struct kvp_kv_op *op)
 {
 	for (uint32_t first = 0; first < op->ext_cnt;) {
 		uint32_t n =
 			op->ext_cnt - first < KVP_IDX_MSG_BLK_MAX ? op->ext_cnt - first : KVP_IDX_MSG_BLK_MAX;
-		struct kvp_idx_msg *m = reserve(l, KVP_IDX_REMOVE, (uint32_t)KVP_IDX_MSG_WORDS + n);
+		struct kvp_idx_msg *m = reserve(l, what, (uint32_t)KVP_IDX_MSG_WORDS + n);
 		if (!m)
 			return KVP_ERR_AGAIN;
 		m->dp_rank = op->dp_rank;
+		m->tier = (uint16_t)op->tier;
 		m->n = n;
 		memcpy(m->data, op->ext + first, n * 8ull);
 		kvp_idx_ring_commit(&l->thread->ring);
@@ -142,12 +144,13 @@ static int push_remove(struct listener *l, const struct kvp_kv_op *op)
 	return KVP_OK;
 }
 
-static int push_plain(struct listener *l, enum kvp_idx_op op, uint32_t dp_rank)
+static int push_plain(struct listener *l, enum kvp_idx_op op, uint32_t dp_rank, enum kvp_kv_tier tier)
 {
 	struct kvp_idx_msg *m = reserve(l, op, (uint32_t)KVP_IDX_MSG_WORDS);
 	if (!m)
 		return KVP_ERR_AGAIN;
 	m->dp_rank = dp_rank;
+	m->tier = (uint16_t)tier;
 	kvp_idx_ring_commit(&l->thread->ring);
 	return KVP_OK;
 }
@@ -167,20 +170,19 @@ static int push_mark(struct listener *l, uint64_t seq, enum kvp_zmq_source src, 
 
 static int push_op(struct listener *l, const struct kvp_kv_op *op)
 {
-	int is_device = op->tier == KVP_KV_DEVICE && op->kind != KVP_KV_OP_ATTACH;
-	if (op->kind == KVP_KV_OP_CLEAR)
-		return push_plain(l, KVP_IDX_CLEAR, op->dp_rank);
-	if (!is_device) {
+	if (op->tier != KVP_KV_DEVICE)
 		kvp_ctr_add_mw(l->thread->all->ctr, KVP_CTR_EV_LOWER_TIER, 1);
-		return KVP_OK;
-	}
 	switch (op->kind) {
 	case KVP_KV_OP_STORE:
 		return push_store(l, op);
+	case KVP_KV_OP_ATTACH:
+		return push_hashes(l, KVP_IDX_ATTACH, op);
 	case KVP_KV_OP_REMOVE:
-		return push_remove(l, op);
+		return push_hashes(l, KVP_IDX_REMOVE, op);
+	case KVP_KV_OP_CLEAR_TIER:
+		return push_plain(l, KVP_IDX_CLEAR_TIER, op->dp_rank, op->tier);
 	default:
-		return push_plain(l, KVP_IDX_CLEAR, op->dp_rank);
+		return push_plain(l, KVP_IDX_CLEAR, op->dp_rank, KVP_KV_DEVICE);
 	}
 }
 
@@ -278,7 +280,7 @@ static int on_batch(void *ctx, uint64_t seq, const void *payload, size_t len, en
 static int on_reset(void *ctx)
 {
 	struct listener *l = ctx;
-	int rc = push_plain(l, KVP_IDX_RESTART, l->spec.dp_rank);
+	int rc = push_plain(l, KVP_IDX_RESTART, l->spec.dp_rank, KVP_KV_DEVICE);
 	if (rc)
 		return rc;
 	kvp_kv_norm_reset(l->norm);

@@ -19,8 +19,10 @@
 enum kvp_idx_op {
 	KVP_IDX_FILLER,
 	KVP_IDX_STORE,
+	KVP_IDX_ATTACH,
 	KVP_IDX_REMOVE,
 	KVP_IDX_CLEAR,
+	KVP_IDX_CLEAR_TIER,
 	KVP_IDX_RESTART,
 	KVP_IDX_NOTES,
 	KVP_IDX_MARK
@@ -36,11 +38,12 @@ struct kvp_idx_msg {
 	uint64_t epoch;	    /* registry epoch that the decoder had seen when the batch came */
 	uint64_t parent;    /* STORE */
 	uint32_t n;	    /* blocks, or notes */
-	uint32_t has_parent;
+	uint16_t has_parent;
+	uint16_t tier; /* STORE, ATTACH, REMOVE, CLEAR_TIER: enum kvp_radix_tier */
 	uint64_t seq;	  /* MARK: batch applied so far */
 	uint64_t live;	  /* MARK: last live batch, or KVP_MARK_UNSET */
 	uint64_t recv_ns; /* MARK: when the batch came */
-	/* STORE: n local, n external hashes; REMOVE: n external; NOTES: n times id, two words, and
+	/* STORE: n local, n external hashes; ATTACH, REMOVE: n external; NOTES: n times id, two words, and
 	 * data-parallel rank << 32 | state (ipc/kv_event.h, shm/memo.h). */
 	uint64_t data[];
 };
