@@ -98,6 +98,8 @@ def parked(tap):
         tap.ok(wait_for(lambda: counter(node, "waited") >= 2), "two bookings of it wait")
         tap.same(book(node, "p3", "free")[0], 200, "bookings of other sessions do not")
         gone.sock.close()
+        tap.ok(wait_for(lambda: "kvpick_httpd_request_aborted_total 1\n" in node.call("GET", "/metrics")[1]),
+               "a client that goes away is noticed")
         tap.ok(not waits.done(), "still waiting")
         holder.stdin.close()
         tap.same(waits.result(timeout=30)[0], 200, "booked when the other one gives up")
