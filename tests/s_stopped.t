@@ -9,11 +9,11 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from node import SLOW, Node, Tap, wait_for, worker
+from node import Node, Tap, wait_for, worker
 
 tap = Tap()
-ENV = {"DYN_ROUTER_USE_KV_EVENTS": "false", "KVPICK_SLOT_BEAT_MS": "20", "KVPICK_SLOT_STUCK_MS": "500",
-       "KVPICK_RING_UNBLOCK_MS": "1000"}
+ENV = {"DYN_ROUTER_USE_KV_EVENTS": "false", "KVPICK_SLOT_BEAT_MS": "20", "KVPICK_SLOT_STUCK_MS": "1000",
+       "KVPICK_RING_UNBLOCK_MS": "3000"}
 
 
 def ask(conn, method, path, body=None):
@@ -28,7 +28,7 @@ def connections(node, n=24):
     """Keep-alive connections, each already served once: accepted by one of the httpd processes."""
     out = []
     for _ in range(n):
-        c = http.client.HTTPConnection("127.0.0.1", node.port, timeout=0.4 * SLOW)
+        c = http.client.HTTPConnection("127.0.0.1", node.port, timeout=0.4)
         ask(c, "GET", "/health")
         out.append(c)
     return out
