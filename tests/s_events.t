@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """KV events over a real node: publishers' sockets -> indexer -> /overlap_scores. Publisher restart, gaps, clears,
-both reply shapes, a worker registered anew, adapters and salts, and an indexer killed in between."""
+both reply shapes, a worker registered anew, adapters and salts, tiers, holes, and an indexer killed in between."""
 import os
 import signal
 import struct
@@ -258,6 +258,156 @@ def killed_namespaces(node):
     e.close()
 
 
+def row_of(node, first, blocks, worker_id=9):
+    """[device, host extension, disk and external extension, credit] of a worker for a prompt."""
+    status, scores = node.call("POST", "/overlap_scores", {"token_ids": tokens(first, blocks)})
+    for w in scores.get("workers", []) if status == 200 else []:
+        if w["worker_id"] == worker_id:
+            return [w["device_blocks"], w["host_pinned_extension_blocks"], w["disk_extension_blocks"],
+                    w["router_credit_blocks"]]
+    raise RuntimeError(f"overlap_scores: {status} {scores}")
+
+
+def row_becomes(node, first, blocks, want, name, worker_id=9):
+    wait_for(lambda: row_of(node, first, blocks, worker_id) == want)
+    tap.same(row_of(node, first, blocks, worker_id), want, name)
+
+
+def counter(node, name):
+    for line in node.call("GET", "/metrics")[1].splitlines():
+        if line.startswith(f"kvpick_{name} "):
+            return int(float(line.split()[1]))
+    raise RuntimeError(f"no counter {name}")
+
+
+def hashes(first, blocks, medium="CPU"):
+    """A store that tells hashes only."""
+    return stored(first, 0, blocks, token_ids=[], block_size=0, medium=medium)
+
+
+def removed(names, medium="GPU"):
+    return pack([1.0, [{"type": "BlockRemoved", "block_hashes": names, "medium": medium}], None])
+
+
+def tiers(node):
+    """Blocks go on from tier to tier; a gap ends what counts; a clear is for all tiers."""
+    e = Engine(False)
+    e.register(node, 9)
+    e.send(0, stored(20, 0, 2))
+    e.send(1, stored(20, 2, 5, medium="CPU"))
+    e.send(2, stored(20, 5, 6, medium="DISK"))
+    e.send(3, stored(20, 6, 8, medium="EXTERNAL"))
+    row_becomes(node, 20, 9, [2, 3, 3, 2 + 3 * .75 + 3 * .25], "a prompt over four tiers")
+    status, s = node.call("POST", "/select", {"token_ids": tokens(20, 9)})
+    tap.same((status, s["overlap"], s["effective_prefill_tokens"]),
+             (200, {"longest_matched": 32, "gpu": 8, "dp": {"0": 8}, "cpu": 20, "disk": 32}, 36 - 20),
+             "a selection reports them one upon the other and counts them by weight")
+    os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
+    e.subscribed()
+    e.send(4, stored(20, 8, 9, medium="EXTERNAL"))
+    row_becomes(node, 20, 9, [2, 3, 4, 2 + 3 * .75 + 4 * .25], "a killed indexer's successor goes on with them")
+    e.send(5, removed([20003], "CPU"))
+    row_becomes(node, 20, 9, [2, 0, 0, 2], "a gap ends it")
+    e.send(6, stored(20, 2, 3, medium="CPU"))
+    row_becomes(node, 20, 9, [2, 3, 4, 2 + 3 * .75 + 4 * .25], "until it is filled")
+    e.send(7, CLEAR)
+    row_becomes(node, 20, 9, [0, 0, 0, 0], "a clear empties every tier")
+    node.call("DELETE", "/workers/9")
+    e.close()
+
+
+def unknown_in_batch(node):
+    """An unknown block in a removal is counted, the rest is applied, wherever it stands in the batch."""
+    e = Engine(False)
+    e.register(node, 9)
+    seq = 0
+    for medium, at in (("CPU", 1), ("DISK", 2), ("GPU", 0)):
+        for place in range(3):
+            first = 21 + 10 * at + place
+            e.send(seq, stored(first, 0, 8, medium=medium))
+            want = [0, 0, 0]
+            want[at] = 8
+            wait_for(lambda: row_of(node, first, 8)[:3] == want)
+            before = row_of(node, first, 8)[:3]
+            unknown = counter(node, "indexer_block_unknown_total")
+            names = [first * 1000 + i for i in (1, 4, 8)]
+            names.insert((1, 0, 3)[place], 987654321)
+            e.send(seq + 1, removed(names, medium))
+            wait_for(lambda: row_of(node, first, 8)[:3] == [0, 0, 0])
+            e.send(seq + 2, stored(first, 0, 1, medium=medium))
+            want = [0, 0, 0]
+            want[at] = 3
+            wait_for(lambda: row_of(node, first, 8)[:3] == want)
+            tap.same((sum(before), row_of(node, first, 8)[:3],
+                      counter(node, "indexer_block_unknown_total") - unknown), (8, want, 1),
+                     f"{medium}: blocks 0, 3 and 7 are gone, one hash was unknown (place {place})")
+            seq += 3
+    node.call("DELETE", "/workers/9")
+    e.close()
+
+
+def without_tokens(node):
+    """A lower-tier store that tells hashes only attaches to blocks that are known; the rest is counted."""
+    e, other = Engine(False), Engine(False)
+    e.register(node, 9)
+    other.register(node, 10)
+    e.send(0, stored(60, 0, 8))
+    e.send(1, hashes(60, 6))
+    e.send(2, removed([60001 + i for i in range(8)]))
+    row_becomes(node, 60, 8, [0, 6, 0, 6 * .75], "six of eight blocks stay in host memory")
+    other.send(0, hashes(60, 4, "DISK"))
+    row_becomes(node, 60, 8, [0, 0, 4, 1], "another rank attaches to what the first one told", 10)
+    lost = counter(node, "indexer_radix_unattached_total")
+    lines = len(node.log_text().splitlines())
+    e.send(3, hashes(61, 3))
+    wait_for(lambda: counter(node, "indexer_radix_unattached_total") == lost + 3)
+    tap.same((counter(node, "indexer_radix_unattached_total") - lost, row_of(node, 60, 8)),
+             (3, [0, 6, 0, 6 * .75]), "hashes that nobody knows are counted and change nothing")
+    for seq in range(4, 1004):
+        e.send(seq, hashes(62, 3))
+    wait_for(lambda: counter(node, "indexer_radix_unattached_total") == lost + 3003)
+    tap.same(counter(node, "indexer_radix_unattached_total"), lost + 3003, "a thousand more")
+    tap.ok(len(node.log_text().splitlines()) - lines <= 1, "and no line in the log for each")
+    for w in (9, 10):
+        node.call("DELETE", f"/workers/{w}")
+    for x in (e, other):
+        x.close()
+
+
+def holes(node):
+    """Every holder counts, from block 0 on and up to its first hole, whatever the order of events."""
+    have = {11: [(0, 4)], 12: [(0, 8)], 13: [(0, 8)], 14: [(0, 8)]}
+    gone = {12: [0, 1], 14: [2]}
+    engines = {w: Engine(False) for w in have}
+    seq = dict.fromkeys(have, 0)
+
+    def send(w, payload):
+        engines[w].send(seq[w], payload)
+        seq[w] += 1
+
+    for w, e in engines.items():
+        e.register(node, w)
+    want = {(11, 0): 4, (12, 0): 0, (13, 0): 8, (14, 0): 2}
+    for turn in range(4):
+        first = 70 + turn
+        order = sorted(have, key=lambda w: (w * 7 + turn * 5) % 11)
+        for w in order:
+            for a, b in have[w]:
+                send(w, stored(first, a, b))
+            send(w, removed([first * 1000 + 1 + i for i in gone.get(w, [])]))
+        becomes(node, first, 8, want, f"four holders of one prefix (order {order})")
+        send(13, removed([first * 1000 + 1]))
+        becomes(node, first, 8, {**want, (13, 0): 0}, "without its first block: nothing")
+        send(13, stored(first, 0, 1))
+        becomes(node, first, 8, want, "with it again: everything")
+        for w in have:
+            send(w, CLEAR)
+        becomes(node, first, 8, {k: 0 for k in want}, "and cleared")
+    for w, e in engines.items():
+        node.call("DELETE", f"/workers/{w}")
+        e.close()
+
+
 def refused(node):
     """An address that nobody can connect to: the worker serves, and people are told."""
     status, record = node.call("POST", "/workers", worker(8, "ipc:///tmp/" + "x" * 130))
@@ -281,5 +431,9 @@ with Node() as node:
     namespaces(node)
     killed(node)
     killed_namespaces(node)
+    tiers(node)
+    unknown_in_batch(node)
+    without_tokens(node)
+    holes(node)
     refused(node)
 sys.exit(tap.done())

@@ -73,7 +73,7 @@ void kvp_selection_close(struct kvp_selection *s)
 	if (!s)
 		return;
 	struct kvp_scratch *all[] = {&s->scratch_cand, &s->scratch_local, &s->scratch_seq, &s->scratch_dp,
-		&s->scratch_filter, &s->scratch_cand_rank};
+		&s->scratch_tiers, &s->scratch_filter, &s->scratch_cand_rank};
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]->ptr);
 	for (uint32_t i = 0; i < KVP_PART_MAX; i++) {
@@ -169,6 +169,26 @@ static int use_view(struct kvp_selection *s, struct kvp_str model, struct kvp_st
 	return kvp_sel_fail(s, 503, "the worker catalogue changes too fast; try again");
 }
 
+/* Blocks of the prompt that the last walk found at a rank. */
+static struct kvp_score_tiers cached_of(const struct kvp_selection *s, const struct kvp_sel_rank *r)
+{
+	const struct kvp_radix_match *m = &s->match;
+	uint32_t at = r->index_slot;
+	struct kvp_score_tiers t = {0};
+	if (at / 64 >= m->word_cnt)
+		return t;
+	if (m->active[at / 64] >> (at % 64) & 1)
+		t.dev_blk = m->depth[at];
+	if (m->low_any) {
+		t.host_blk = kvp_radix_match_ext(m, KVP_RADIX_HOST, at);
+		t.disk_blk = kvp_radix_match_ext(m, KVP_RADIX_DISK, at) +
+			     kvp_radix_match_ext(m, KVP_RADIX_EXTERNAL, at);
+	}
+	if ((t.dev_blk | t.host_blk | t.disk_blk) && kvp_cat_index_gen(&s->region->cat, at) != r->index_gen)
+		return (struct kvp_score_tiers){0};
+	return t;
+}
+
 /* A slot that changed hands during the walk counts 0. With a configured credit of 0 the cache is not
  * asked. */
 void kvp_sel_look_up(struct kvp_selection *s)
@@ -182,19 +202,17 @@ void kvp_sel_look_up(struct kvp_selection *s)
 	struct kvp_radix_match *m = &s->match;
 	uint32_t unindexed = 0;
 	int wanted = q.total_blk && s->set.weights.overlap_score_credit != 0;
-	int found = wanted && kvp_radix_find(&s->region->radix, &q, m) == KVP_OK && m->longest;
+	int found =
+		wanted && kvp_radix_find(&s->region->radix, &q, m) == KVP_OK && (m->longest || m->low_any);
 	for (uint32_t i = 0; i < s->rank_cnt; i++) {
 		struct kvp_sel_rank *r = &s->rank[i];
-		r->dev_blk = 0;
+		r->cached = (struct kvp_score_tiers){0};
 		if (r->index_slot == KVP_INDEX_NONE) {
 			unindexed++;
 			continue;
 		}
-		if (!found || r->index_slot / 64 >= m->word_cnt ||
-			!(m->active[r->index_slot / 64] >> (r->index_slot % 64) & 1))
-			continue;
-		if (kvp_cat_index_gen(&s->region->cat, r->index_slot) == r->index_gen)
-			r->dev_blk = m->depth[r->index_slot];
+		if (found)
+			r->cached = cached_of(s, r);
 	}
 	if (unindexed)
 		kvp_ctr_add(s->ctr, KVP_CTR_SELECT_UNINDEXED, unindexed);

@@ -8,7 +8,7 @@
 #include <sys/random.h>
 
 #define NO_CAPACITY_TOK 10000000 /* prefill capacity of a worker that named none */
-#define PICK_RETRY_MAX 4  /* validated bookings before one without validation */
+#define PICK_RETRY_MAX 4	 /* validated bookings before one without validation */
 
 /* make_uuid writes a random version 4 UUID in its 36-byte text form. */
 static struct kvp_str make_uuid(char *out)
@@ -57,33 +57,34 @@ int kvp_sel_worker_of(struct kvp_selection *s, const struct kvp_sel_rank *r)
 	return kvp_sel_fail(s, 500, "selected worker %" PRIu64 " is no longer schedulable", r->worker_id);
 }
 
-static uint32_t saturated_tok(uint64_t blk, uint32_t block_size)
+static uint32_t saturated(uint64_t tok)
 {
-	uint64_t tok = blk * block_size;
 	return tok > UINT32_MAX ? UINT32_MAX : (uint32_t)tok;
 }
 
 /* summarize fills the overlap of the chosen worker: all its ranks, zeros included. */
 static int summarize(struct kvp_selection *s, uint32_t chosen, struct kvp_overlap_summary *o)
 {
-	uint32_t from = chosen, to = chosen, best = 0;
+	uint32_t from = chosen, to = chosen, block_size = s->part.block_size;
 	while (from > 0 && s->rank[from - 1].worker_id == s->rank[chosen].worker_id)
 		from--;
 	while (to + 1 < s->rank_cnt && s->rank[to + 1].worker_id == s->rank[chosen].worker_id)
 		to++;
 	uint32_t n = to - from + 1;
 	uint32_t *dp = kvp_sel_scratch(&s->scratch_dp, 2 * (size_t)n, sizeof(uint32_t));
-	if (!dp)
+	struct kvp_score_tiers *tiers = kvp_sel_scratch(&s->scratch_tiers, n, sizeof(*tiers));
+	if (!dp || !tiers)
 		return kvp_sel_fail(s, 500, "out of memory");
 	for (uint32_t i = 0; i < n; i++) {
 		dp[i] = s->rank[from + i].dp_rank;
-		dp[n + i] = saturated_tok(s->rank[from + i].dev_blk, s->part.block_size);
-		best = dp[n + i] > best ? dp[n + i] : best;
+		tiers[i] = s->rank[from + i].cached;
+		dp[n + i] = saturated((uint64_t)tiers[i].dev_blk * block_size);
 	}
-	*o = (struct kvp_overlap_summary){.longest_matched_tok = best,
-		.gpu_tok = best,
-		.cpu_tok = best,
-		.disk_tok = best,
+	struct kvp_score_overlap sum = kvp_score_overlap(block_size, tiers, n);
+	*o = (struct kvp_overlap_summary){.longest_matched_tok = saturated(sum.longest_tok),
+		.gpu_tok = saturated(sum.gpu_tok),
+		.cpu_tok = saturated(sum.cpu_tok),
+		.disk_tok = saturated(sum.disk_tok),
 		.dp_rank = dp,
 		.dp_tok = dp + n,
 		.dp_cnt = n};
@@ -448,11 +449,15 @@ int kvp_selection_overlap_scores(struct kvp_selection *s, const struct kvp_selec
 	status = status ? status : prepare(s, q, KVP_PROMPT_USE_INSPECT);
 	if (status)
 		return status;
-	double credit = isnan(q->override.overlap_score_credit) ? s->set.weights.overlap_score_credit
-								: q->override.overlap_score_credit;
-	for (uint32_t i = 0; i < s->rank_cnt && i < cap; i++)
-		row[i] = (struct kvp_overlap_row){s->rank[i].worker_id, s->rank[i].dp_rank,
-			s->rank[i].dev_blk, 0, 0, credit * (double)s->rank[i].dev_blk};
+	struct kvp_score_weights w = s->set.weights;
+	if (!isnan(q->override.overlap_score_credit))
+		w.overlap_score_credit = q->override.overlap_score_credit;
+	for (uint32_t i = 0; i < s->rank_cnt && i < cap; i++) {
+		const struct kvp_score_tiers *t = &s->rank[i].cached;
+		row[i] = (struct kvp_overlap_row){s->rank[i].worker_id, s->rank[i].dp_rank, t->dev_blk,
+			t->host_blk, t->disk_blk,
+			kvp_score_credit_blk(&w, t->dev_blk, t->host_blk, t->disk_blk, 0)};
+	}
 	*cnt = s->rank_cnt;
 	*block_size = s->part.block_size;
 	*num_blk = s->prompt.blk_cnt;

@@ -243,30 +243,49 @@ int kvp_selection_local_worker_gone(struct kvp_selection *s, uint64_t worker_id)
 	return 200;
 }
 
-int kvp_selection_local_stored(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank,
-	const uint64_t *parent, uint32_t cnt, const uint64_t *local_hash, const uint64_t *block_hash)
+_Static_assert((int)KVP_CACHE_DEVICE == KVP_RADIX_DEVICE && (int)KVP_CACHE_HOST == KVP_RADIX_HOST &&
+		       (int)KVP_CACHE_DISK == KVP_RADIX_DISK && (int)KVP_CACHE_EXTERNAL == KVP_RADIX_EXTERNAL,
+	"tiers of the interface are the tree's");
+
+int kvp_selection_local_stored_in(struct kvp_selection *s, enum kvp_cache_tier tier, uint64_t worker_id,
+	uint32_t dp_rank, const uint64_t *parent, uint32_t cnt, const uint64_t *local_hash,
+	const uint64_t *block_hash)
 {
 	struct kvp_part_fixed part;
 	struct local_rank *r = s->local ? find_rank(s->local, worker_id, dp_rank) : NULL;
 	if (!r || r->view.index_slot == KVP_INDEX_NONE ||
 		kvp_cat_part_get(&s->local->region.cat, r->part, &part) != KVP_OK)
 		return kvp_sel_fail(s, 404, "rank is not registered or not indexed");
-	int rc = kvp_radix_store(s->local->tree, r->view.index_slot, part.key_salt,
-		parent ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, parent ? *parent : 0, cnt, local_hash, block_hash,
-		NULL);
+	int rc = kvp_radix_store_tier(s->local->tree, r->view.index_slot, (enum kvp_radix_tier)tier,
+		part.key_salt, parent ? KVP_RADIX_CHILD : KVP_RADIX_ROOT, parent ? *parent : 0, cnt,
+		local_hash, block_hash, NULL);
 	if (rc == KVP_OK)
 		return 200;
 	return kvp_sel_fail(s, rc == KVP_ERR_FULL ? 503 : 400, "blocks not stored: %s", kvp_strerror(rc));
 }
 
-int kvp_selection_local_removed(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank, uint32_t cnt,
-	const uint64_t *block_hash)
+int kvp_selection_local_removed_in(struct kvp_selection *s, enum kvp_cache_tier tier, uint64_t worker_id,
+	uint32_t dp_rank, uint32_t cnt, const uint64_t *block_hash)
 {
 	struct local_rank *r = s->local ? find_rank(s->local, worker_id, dp_rank) : NULL;
 	if (!r || r->view.index_slot == KVP_INDEX_NONE)
 		return kvp_sel_fail(s, 404, "rank is not registered or not indexed");
-	kvp_radix_remove(s->local->tree, r->view.index_slot, cnt, block_hash, NULL);
+	kvp_radix_remove_tier(
+		s->local->tree, r->view.index_slot, (enum kvp_radix_tier)tier, cnt, block_hash, NULL);
 	return 200;
+}
+
+int kvp_selection_local_stored(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank,
+	const uint64_t *parent, uint32_t cnt, const uint64_t *local_hash, const uint64_t *block_hash)
+{
+	return kvp_selection_local_stored_in(
+		s, KVP_CACHE_DEVICE, worker_id, dp_rank, parent, cnt, local_hash, block_hash);
+}
+
+int kvp_selection_local_removed(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank, uint32_t cnt,
+	const uint64_t *block_hash)
+{
+	return kvp_selection_local_removed_in(s, KVP_CACHE_DEVICE, worker_id, dp_rank, cnt, block_hash);
 }
 
 int kvp_selection_local_cleared(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank)

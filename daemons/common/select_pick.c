@@ -114,7 +114,9 @@ static void add_candidate(
 	const struct kvp_sel_rank *r = &s->rank[i];
 	kvp_sel_read_load(s, i);
 	s->cand_rank[p->cnt] = i;
-	s->cand[p->cnt++] = (struct kvp_score_rank){.dev_blk = r->dev_blk,
+	s->cand[p->cnt++] = (struct kvp_score_rank){.dev_blk = r->cached.dev_blk,
+		.host_blk = r->cached.host_blk,
+		.disk_blk = r->cached.disk_blk,
 		.additional_blk = r->additional_blk,
 		.active_prefill_tok = r->load.prefill_tok,
 		.active_blk = kvp_load_blocks(&r->load),
@@ -182,6 +184,8 @@ int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, en
 
 uint64_t kvp_sel_effective_prefill(const struct kvp_selection *s, uint32_t i)
 {
-	uint64_t cached = kvp_score_cached_tok(&s->set.weights, s->part.block_size, s->rank[i].dev_blk, 0, 0);
+	const struct kvp_score_tiers *t = &s->rank[i].cached;
+	uint64_t cached = kvp_score_cached_tok(
+		&s->set.weights, s->part.block_size, t->dev_blk, t->host_blk, t->disk_blk);
 	return kvp_score_effective_prefill(s->prompt.isl_tok, cached);
 }

@@ -38,7 +38,7 @@ struct kvp_sel_rank {
 	uint64_t worker_id;
 	uint32_t dp_rank, rank_slot, rank_gen, worker_idx;
 	uint32_t index_slot, index_gen;
-	uint32_t dev_blk;	       /* cached device blocks of the prompt */
+	struct kvp_score_tiers cached; /* blocks of the prompt */
 	uint32_t additional_blk;       /* blocks that the prompt would newly activate */
 	uint32_t taint_off, taint_cnt; /* in the handle's taint array */
 	uint64_t total_kv_blocks, max_num_batched_tokens;
@@ -73,7 +73,8 @@ struct kvp_selection {
 	const uint64_t *taint;	     /* taint hashes of those ranks */
 	struct kvp_score_rank *cand; /* eligible ranks, in scratch_cand */
 	uint32_t *cand_rank;	     /* index into rank of each, in scratch_cand_rank */
-	struct kvp_scratch scratch_cand, scratch_local, scratch_seq, scratch_dp, scratch_filter,
+	struct kvp_scratch scratch_cand, scratch_local, scratch_seq, scratch_dp, scratch_tiers,
+		scratch_filter,
 		scratch_cand_rank;
 	struct kvp_sel_view view[KVP_PART_MAX];
 	struct kvp_cat_worker_info worker; /* of the chosen worker */
@@ -131,7 +132,7 @@ int kvp_sel_prompt_begin(struct kvp_selection *s, const struct kvp_prompt *p, en
 int kvp_sel_prompt_finish(struct kvp_selection *s, enum kvp_tristate assume_reuse);
 
 /* kvp_sel_open_partition finds a partition and copies its schedulable ranks: 0, 500, or 503 with text.
- * kvp_sel_look_up walks the tree for the prompt and fills dev_blk of all ranks. kvp_sel_read_load fills load
+ * kvp_sel_look_up walks the tree for the prompt and fills cached of all ranks. kvp_sel_read_load fills load
  * and additional_blk of rank i. All work on s->rank. */
 int kvp_sel_open_partition(
 	struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model, struct kvp_str group);

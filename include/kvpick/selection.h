@@ -143,6 +143,7 @@ struct kvp_load_row {
 	uint64_t active_requests;
 };
 
+/* Blocks of the prompt: on the device, and what host memory and then disk and external store add. */
 struct kvp_overlap_row {
 	uint64_t worker_id;
 	uint32_t dp_rank;
@@ -235,6 +236,14 @@ int kvp_selection_local_stored(struct kvp_selection *s, uint64_t worker_id, uint
 	const uint64_t *parent, uint32_t cnt, const uint64_t *local_hash, const uint64_t *block_hash);
 int kvp_selection_local_removed(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank, uint32_t cnt,
 	const uint64_t *block_hash);
+/* The same for blocks in another tier than the device's. A block of a lower tier needs a parent that the rank
+ * holds in any tier. kvp_selection_local_cleared is for all tiers. */
+enum kvp_cache_tier { KVP_CACHE_DEVICE, KVP_CACHE_HOST, KVP_CACHE_DISK, KVP_CACHE_EXTERNAL };
+int kvp_selection_local_stored_in(struct kvp_selection *s, enum kvp_cache_tier tier, uint64_t worker_id,
+	uint32_t dp_rank, const uint64_t *parent, uint32_t cnt, const uint64_t *local_hash,
+	const uint64_t *block_hash);
+int kvp_selection_local_removed_in(struct kvp_selection *s, enum kvp_cache_tier tier, uint64_t worker_id,
+	uint32_t dp_rank, uint32_t cnt, const uint64_t *block_hash);
 int kvp_selection_local_cleared(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank);
 
 /* kvp_selection_schedulable counts the schedulable workers of all aggregated partitions. */
