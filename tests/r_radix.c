@@ -109,8 +109,7 @@ static uint32_t give_more(void *ctx, struct kvp_radix_query *q)
 	return q->local_cnt;
 }
 
-/* Family 3 goes, and another run takes the place of its header in the table. */
-static void d_reuse(void)
+static struct kvp_radix_hdr_shm *header_of_3(void)
 {
 	uint64_t local[PROMPT], ext[PROMPT];
 	prompt_of(3, local, ext);
@@ -118,8 +117,15 @@ static void d_reuse(void)
 	uint32_t at = 0;
 	while (kvp_radix_hdr(writer, at)->key != key)
 		at++;
+	return kvp_radix_hdr(writer, at);
+}
+
+/* Family 3 goes, and another run takes the place of its header in the table. */
+static void d_reuse(void)
+{
+	const struct kvp_radix_hdr_shm *h = header_of_3();
 	kvp_radix_clear(writer, 3);
-	for (uint32_t i = 0; i < 20000 && kvp_radix_hdr(writer, at)->key < KVP_RADIX_KEY_MIN; i++) {
+	for (uint32_t i = 0; i < 20000 && h->key < KVP_RADIX_KEY_MIN; i++) {
 		kvp_radix_clear(writer, FILLER);
 		store(FILLER, 100 + i, 250);
 	}
@@ -176,6 +182,31 @@ static void hold_reader(const char *what, void (*d)(void), uint32_t left)
 	before[3] = left;
 	look("afterwards", 3, PROMPT);
 	ok(!wrong, "and afterwards it sees what is there");
+}
+
+/* ---- garbage in a header, as a wild store would leave it ---- */
+
+static void garbage(void)
+{
+	start();
+	wrong = 0;
+	struct kvp_radix_hdr_shm *h = header_of_3(), keep = *h;
+	h->base = UINT32_MAX - PROMPT;
+	look("base", 3, 100); /* ends inside the run, so the column is looked at */
+	ok(match.gave_up && match.longest == 0, "a place outside the key column is not looked at");
+	h->base = keep.base;
+	h->len = KVP_RADIX_RUN_BLK_MAX + 1;
+	look("length", 3, 100);
+	ok(match.gave_up && match.longest == 0, "nor a run longer than runs can be");
+	h->len = keep.len;
+	h->cut_ref = UINT32_MAX - 8;
+	h->cut_n = 1u << 16 | 4;
+	look("cutoffs", 3, 100);
+	ok(match.gave_up && match.longest == 0, "nor a cutoff list outside its arena");
+	h->cut_ref = keep.cut_ref;
+	h->cut_n = keep.cut_n;
+	look("again", 3, 100);
+	ok(!wrong && match.longest == 100, "with the header as it was the walk goes on");
 }
 
 /* ---- the writer is held up ---- */
@@ -259,6 +290,7 @@ int main(void)
 	hold_reader("the run is cut and extended", d_split, 200);
 	hold_reader("the run goes", d_clear, 0);
 	hold_reader("the run comes anew, shorter", d_same, 250);
+	garbage();
 	hold_writer();
 	ok(kvp_radix_check(&reader) == 0 && kvp_radix_w_check(writer) == 0, "the tree is sound");
 	kvp_radix_w_close(writer);
