@@ -66,7 +66,7 @@ BENCH_SRC := $(wildcard bench/b_*.c)
 TESTS := $(patsubst %.c,$(B)/%,$(TEST_SRC) $(TORTURE_SRC) $(FUZZ_SRC))
 HELPERS := $(patsubst %.c,$(B)/%,$(HELPER_SRC))
 BENCHES := $(patsubst %.c,$(B)/%,$(BENCH_SRC))
-SCRIPTS := $(wildcard tests/[sk]_*.t tests/crash/k_*.t)
+SCRIPTS := $(wildcard tests/[sk]_*.t tests/crash/k_*.t) tests/mutation.t
 
 # ThreadSanitizer sees the threads of one process. Left out there: tests that kill processes of their own and
 # look at what is left (their structures run on threads in the x_ tests), and the scripts (nodes of several
@@ -79,7 +79,7 @@ SCRIPTS :=
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check torture fuzz bench bench-scale lint run deps install clean help
+.PHONY: all lib tests benches test check torture mutation fuzz bench bench-scale lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -135,7 +135,10 @@ bench bench-scale: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) benches $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
 	KVP_BUILD_DIR=$(B) bench/bars.py $(if $(filter bench-scale,$@),--scale,--raw) $(BENCH_ARGS)
 torture: tests
-	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
+	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC)) tests/s_torture.t
+# Every one-line breakage of the list, in every build that one asks for (about ten minutes).
+mutation: deps
+	KVP_MUTATION_JOBS=$(JOBS) tests/mutation.t --all
 # Coverage-guided fuzzing of every parser of outside bytes, FUZZ_SECONDS each (needs clang).
 FUZZ_SECONDS ?= 60
 fuzz:
