@@ -64,6 +64,14 @@ int kvp_policy_queues(const struct kvp_policy_class *c)
 	return c->busy_tok != KVP_POLICY_NONE || !isnan(c->busy_frac);
 }
 
+int kvp_policy_any_queues(const struct kvp_policy_profile *p)
+{
+	for (uint32_t i = 0; i < p->class_cnt; i++)
+		if (kvp_policy_queues(&p->class[i]))
+			return 1;
+	return 0;
+}
+
 int kvp_policy_rank_busy(const struct kvp_policy_class *c, uint64_t active_tok, uint64_t max_batched_tok)
 {
 	double cap = (double)(max_batched_tok ? max_batched_tok : KVP_POLICY_BATCHED_TOK);

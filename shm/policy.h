@@ -69,7 +69,8 @@ uint64_t kvp_policy_cost(uint64_t isl_tok, uint64_t cached_tok);
 uint32_t kvp_policy_classify(
 	const struct kvp_policy_profile *p, struct kvp_str name, uint64_t isl_tok, uint64_t cached_tok);
 
-/* kvp_policy_queues: can a request of this class be made to wait? */
+/* kvp_policy_any_queues: of any class? kvp_policy_queues: can a request of this class be made to wait? */
+int kvp_policy_any_queues(const struct kvp_policy_profile *p);
 int kvp_policy_queues(const struct kvp_policy_class *c);
 /* kvp_policy_rank_busy: max_num_batched_tokens 0 = unknown. kvp_policy_pool_busy judges busy of eligible
  * ranks; no eligible rank is not busy. */

@@ -15,10 +15,6 @@ import api_vectors
 from node import Node, Tap
 
 LATER = {
-    "queue and policies": {
-        "queue-wait", "queue-select-waits", "queue-error-not-queued", "queue-pinned-lanes", "queue-fcfs",
-        "queue-lcfs", "queue-wspt", "queue-jump", "queue-strict", "queue-abandon", "queue-worker-gone",
-        "policy-limit-zero", "policy-limit-tokens"},
     "approximate index": {"approximate-index"},
     "replica sync": {"replica-off", "replica-on", "replica-static-peers"},
     "a minute of waiting": {"expiry"},

@@ -2,13 +2,14 @@
 #include "daemons/common/log.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 void kvp_config_warn_unbuilt(const struct kvp_config *cfg)
 {
-	static const enum kvp_config_id unbuilt[] = {KVP_CFG_queue_threshold, KVP_CFG_queue_policy,
-		KVP_CFG_policy_config, KVP_CFG_predicted_ttl_secs,
-		KVP_CFG_ttl_secs, KVP_CFG_approximate_cache_policy, KVP_CFG_replica_sync_port,
-		KVP_CFG_replica_sync_peers, KVP_CFG_indexer_peers, KVP_CFG_min_initial_workers};
+	static const enum kvp_config_id unbuilt[] = {KVP_CFG_predicted_ttl_secs, KVP_CFG_ttl_secs,
+		KVP_CFG_approximate_cache_policy, KVP_CFG_replica_sync_port, KVP_CFG_replica_sync_peers,
+		KVP_CFG_indexer_peers, KVP_CFG_min_initial_workers};
 	for (size_t i = 0; i < sizeof(unbuilt) / sizeof(unbuilt[0]); i++)
 		if (cfg->source[unbuilt[i]] != KVP_FROM_DEFAULT)
 			KVP_LOG_W("config.no_effect", "name=%s reason=%s", kvp_config_name(unbuilt[i]),
@@ -37,8 +38,25 @@ void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_co
 	set->assume_kv_reuse = cfg->assume_kv_reuse ? KVP_YES : KVP_NO;
 	set->records_routing =
 		!cfg->use_kv_events || kvp_config_has(cfg->predicted_ttl_secs) ? KVP_YES : KVP_NO;
+	set->refresh_after_s = cfg->overlap_refresh_after_secs;
 	if (kvp_config_has(cfg->decode_busy_threshold))
 		set->decode_busy_threshold = cfg->decode_busy_threshold;
 	if (kvp_config_has(cfg->prefill_busy_threshold))
 		set->prefill_busy_threshold = cfg->prefill_busy_threshold;
+}
+
+int kvp_policy_from_config(struct kvp_policy *out, const struct kvp_config *cfg, struct kvp_policy_err *err)
+{
+	struct kvp_policy_profile *single = malloc(sizeof(*single));
+	enum kvp_order order = cfg->queue_policy == KVP_QUEUE_LCFS   ? KVP_ORDER_LCFS
+			       : cfg->queue_policy == KVP_QUEUE_WSPT ? KVP_ORDER_WSPT
+								     : KVP_ORDER_FCFS;
+	*out = (struct kvp_policy){.profile = NULL};
+	snprintf(err->text, sizeof(err->text), "out of memory");
+	if (!single)
+		return KVP_ERR_SYS;
+	kvp_policy_single(single, order, kvp_config_has(cfg->queue_threshold) ? cfg->queue_threshold : NAN);
+	int rc = kvp_policy_load(cfg->policy_config, single, out, err);
+	free(single);
+	return rc;
 }

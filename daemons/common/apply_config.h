@@ -7,11 +7,15 @@
 #define KVP_APPLY_CONFIG_H
 
 #include "daemons/common/config.h"
+#include "daemons/common/policy_file.h"
 #include "daemons/common/select.h"
 
 /* kvp_config_warn_unbuilt logs one warning for every setting that was given but belongs to a part that this
- * version does not have: queueing, approximate mode, replica sync, recovery. */
+ * version does not have: approximate mode, replica sync, recovery. */
 void kvp_config_warn_unbuilt(const struct kvp_config *cfg);
+
+/* kvp_policy_from_config reads the policy file, if there is one: what kvp_policy_load answers. */
+int kvp_policy_from_config(struct kvp_policy *out, const struct kvp_config *cfg, struct kvp_policy_err *err);
 
 /* kvp_select_from_config gives the settings of the aggregated role for bookings that belong to the node. */
 void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_config *cfg);

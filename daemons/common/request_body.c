@@ -447,20 +447,20 @@ static int affinity_target(struct kvp_parse *p, struct kvp_select_request *q)
 	return rc;
 }
 
-/* scheduling_hints checks members that only queueing and session affinity use. */
+/* scheduling_hints takes what the queue uses and checks what only session affinity does. */
 static int scheduling_hints(struct kvp_parse *p, struct kvp_select_request *q)
 {
 	struct kvp_json_val v;
-	double jump = 0;
-	uint64_t priority;
+	uint64_t priority = 0;
 	enum kvp_tristate has;
 	int flag;
-	int rc = opt_num(p, p->root, "priority_jump", &jump);
+	int rc = opt_num(p, p->root, "priority_jump", &q->priority_jump);
 	rc = rc ? rc : opt_int(p, p->root, "strict_priority", UINT32_MAX, &priority, &has);
 	rc = rc ? rc : opt_str(p, p->root, "session_id", SIZE_MAX, &q->session_id);
 	rc = rc ? rc : session_context(p, &q->session_id);
 	if (rc)
 		return rc;
+	q->strict_priority = (uint32_t)priority;
 	if (kvp_json_get(p->root, "advisory", &v) == KVP_OK) {
 		if (kvp_json_bool(v, &flag))
 			return wrong(p, "advisory", "a boolean", v);

@@ -62,6 +62,7 @@ struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
 	kvp_book_attach(&r->book, owner, column);
 	kvp_pending_attach(&r->pending, owner, column);
 	kvp_affinity_attach(&r->affinity, owner, column);
+	kvp_queue_attach(&r->queue, owner, &r->slots, column);
 	if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
 		seed = kvp_clock_real_ns();
 	kvp_rng_seed(&s->rng, seed);
@@ -73,7 +74,8 @@ void kvp_selection_close(struct kvp_selection *s)
 	if (!s)
 		return;
 	struct kvp_scratch *all[] = {&s->scratch_cand, &s->scratch_local, &s->scratch_seq, &s->scratch_dp,
-		&s->scratch_tiers, &s->scratch_filter, &s->scratch_cand_rank};
+		&s->scratch_tiers, &s->scratch_filter, &s->scratch_cand_rank, &s->scratch_words,
+		&s->scratch_entry, &s->scratch_lane, &s->scratch_answer, &s->scratch_taint};
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]->ptr);
 	for (uint32_t i = 0; i < KVP_PART_MAX; i++) {
@@ -244,6 +246,18 @@ int kvp_sel_open_partition(
 	return status ? status : use_view(s, model, group);
 }
 
+int kvp_sel_open_part(struct kvp_selection *s, uint32_t part)
+{
+	struct kvp_part_info info;
+	s->part_idx = part;
+	s->rank_cnt = 0;
+	if (kvp_cat_part_info(&s->region->cat, part, &info) ||
+		kvp_cat_part_get(&s->region->cat, part, &s->part))
+		return kvp_sel_fail(s, 503, "no schedulable workers are available");
+	return use_view(s, (struct kvp_str){info.model, info.model_len},
+		(struct kvp_str){info.group, info.group_len});
+}
+
 void kvp_select_defaults(struct kvp_select_settings *set)
 {
 	*set = (struct kvp_select_settings){.weights = {.overlap_score_credit = 1.0,
@@ -255,6 +269,7 @@ void kvp_select_defaults(struct kvp_select_settings *set)
 		.assume_kv_reuse = KVP_YES,
 		.decode_busy_threshold = NAN,
 		.prefill_busy_threshold = NAN,
+		.refresh_after_s = 10,
 		.records_routing = KVP_NO,
 		.owner_kind = KVP_BOOK_FOR_NODE};
 }

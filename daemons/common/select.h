@@ -27,6 +27,8 @@ struct kvp_select_settings {
 	enum kvp_tristate track_active_blocks;
 	enum kvp_tristate assume_kv_reuse;
 	double decode_busy_threshold;	   /* NaN = unset */
+	const struct kvp_policy *policy;   /* what waits, how; NULL = nothing; outlives the handle */
+	double refresh_after_s;		   /* wait after which the overlap is looked up again; <= 0 = never */
 	double prefill_busy_threshold;	   /* NaN = unset; for advisory selections */
 	enum kvp_tristate records_routing; /* bookings feed the index: explicit block hashes are checked */
 	enum kvp_booking_owner owner_kind;

@@ -26,7 +26,7 @@ static struct kvp_str make_uuid(char *out)
 		*p++ = hex[b[i] >> 4];
 		*p++ = hex[b[i] & 15];
 	}
-	return (struct kvp_str){out, 36};
+	return (struct kvp_str){out, KVP_SEL_UUID_LEN};
 }
 
 int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, uint64_t *h)
@@ -91,7 +91,7 @@ static int summarize(struct kvp_selection *s, uint32_t chosen, struct kvp_overla
 	return 0;
 }
 
-static int fill_answer(
+int kvp_sel_fill_answer(
 	struct kvp_selection *s, uint32_t chosen, enum kvp_tristate track, struct kvp_select_answer *a)
 {
 	const struct kvp_sel_rank *r = &s->rank[chosen];
@@ -151,11 +151,12 @@ int kvp_sel_booking_failed(struct kvp_selection *s, int rc, uint64_t worker_id)
 }
 
 /* book_chosen picks and books until a booking lands on the load that the pick saw. */
-static int book_chosen(struct kvp_selection *s, const struct kvp_select_request *q, uint64_t h,
+int kvp_sel_book_chosen(struct kvp_selection *s, const struct kvp_select_request *q, uint64_t h,
 	enum kvp_tristate track, uint32_t *chosen)
 {
 	for (int i = 0;; i++) {
-		int status = kvp_sel_pick(s, q, track, chosen);
+		int status = i ? kvp_sel_admit_again(s, q, track, h) : 0;
+		status = status ? status : kvp_sel_pick(s, q, track, chosen);
 		if (status)
 			return status;
 		const struct kvp_sel_rank *r = &s->rank[*chosen];
@@ -208,9 +209,11 @@ static int select_unbooked(
 	status = status ? status : prepare(s, q, KVP_PROMPT_USE_SELECT);
 	if (status)
 		return status;
-	status = kvp_sel_pick(s, kvp_sel_session_request(s, q), track, &chosen);
+	const struct kvp_select_request *steered = kvp_sel_session_request(s, q);
+	status = kvp_sel_admit(s, steered, track, 0);
+	status = status ? status : kvp_sel_pick(s, steered, track, &chosen);
 	status = status ? status : kvp_sel_worker_of(s, &s->rank[chosen]);
-	status = status ? status : fill_answer(s, chosen, track, a);
+	status = status ? status : kvp_sel_fill_answer(s, chosen, track, a);
 	if (!status && q->advisory == KVP_YES)
 		report_load(s, chosen, &a->worker_load);
 	if (!status && q->selection_id.len)
@@ -248,14 +251,18 @@ int kvp_selection_select_and_reserve(
 		return status;
 	status = kvp_sel_session_hold(s, q);
 	status = status ? status : prepare(s, q, KVP_PROMPT_USE_SELECT);
-	status = status ? status : book_chosen(s, kvp_sel_session_request(s, q), h, track, &chosen);
+	const struct kvp_select_request *steered = status ? q : kvp_sel_session_request(s, q);
+	status = status ? status : kvp_sel_admit(s, steered, track, h);
+	status = status ? status : kvp_sel_book_chosen(s, steered, h, track, &chosen);
+	if (status == KVP_SELECT_WAITS)
+		return status;
 	if (status) {
 		kvp_sel_session_cancel(s);
 		kvp_resv_abandon(&s->region->book, h);
 		return status;
 	}
 	status = kvp_sel_worker_of(s, &s->rank[chosen]);
-	status = status ? status : fill_answer(s, chosen, track, a);
+	status = status ? status : kvp_sel_fill_answer(s, chosen, track, a);
 	status = status ? status : kvp_sel_session_bind(s, h, a->worker_id, a->dp_rank);
 	if (status) {
 		kvp_sel_session_cancel(s);
@@ -381,6 +388,8 @@ static int lifecycle(struct kvp_selection *s, struct kvp_str id, enum lifecycle 
 		if (rc != KVP_ERR_AGAIN)
 			break;
 	}
+	if (rc == KVP_OK && what != OUTPUT_BLOCK)
+		kvp_sel_drain_all(s);
 	if (rc == KVP_OK)
 		return 200;
 	if (rc == KVP_ERR_AGAIN)

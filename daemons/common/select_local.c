@@ -35,13 +35,13 @@ static uint64_t either(uint64_t given, uint64_t otherwise)
 static int open_objects(struct kvp_sel_local *l, const struct kvp_local_cfg *cfg)
 {
 	int fd = -1;
-	l->geom = (struct kvp_geom){.slot_max = 4,
+	l->geom = (struct kvp_geom){.slot_max = 8,
 		.rank_max = (uint32_t)either(cfg->rank_max, 64),
 		.index_rank_max = (uint32_t)either(cfg->rank_max, 64),
 		.resv_max = (uint32_t)either(cfg->reservation_max, 4096),
 		.block_max = either(cfg->block_max, 100000),
 		.active_block_max = either(cfg->active_block_max, 65536),
-		.queued_max = 16,
+		.queued_max = 1024,
 		.part_max = 16,
 		.affinity_max = cfg->session_ttl_ns ? KVP_AFFINITY_PART_MAX : 0,
 		.affinity_ttl_ns = cfg->session_ttl_ns,

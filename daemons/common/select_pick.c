@@ -18,6 +18,11 @@ struct filters {
 
 static int prepare_filters(struct kvp_selection *s, const struct kvp_select_request *q, struct filters *f)
 {
+	if (s->stored) {
+		f->ask = s->stored->ask;
+		f->preferred = s->stored->preferred;
+		return 0;
+	}
 	uint32_t allowed_cnt = q->allowed_worker_id ? q->allowed_cnt : 0;
 	size_t n = (size_t)allowed_cnt + q->required_cnt + q->preferred_cnt;
 	uint64_t *mem = kvp_sel_scratch(&s->scratch_filter, n, sizeof(uint64_t));
@@ -182,10 +187,44 @@ int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, en
 	return 0;
 }
 
-uint64_t kvp_sel_effective_prefill(const struct kvp_selection *s, uint32_t i)
+uint64_t kvp_sel_cached_tok(const struct kvp_selection *s, uint32_t i)
 {
 	const struct kvp_score_tiers *t = &s->rank[i].cached;
-	uint64_t cached = kvp_score_cached_tok(
+	return kvp_score_cached_tok(
 		&s->set.weights, s->part.block_size, t->dev_blk, t->host_blk, t->disk_blk);
-	return kvp_score_effective_prefill(s->prompt.isl_tok, cached);
+}
+
+uint64_t kvp_sel_effective_prefill(const struct kvp_selection *s, uint32_t i)
+{
+	return kvp_score_effective_prefill(s->prompt.isl_tok, kvp_sel_cached_tok(s, i));
+}
+
+int kvp_sel_survey(struct kvp_selection *s, const struct kvp_select_request *q,
+	const struct kvp_policy_class *class, enum kvp_sel_look look, struct kvp_sel_survey *out)
+{
+	struct filters f;
+	*out = (struct kvp_sel_survey){0, 0, 0};
+	int status = prepare_filters(s, q, &f);
+	if (status)
+		return status;
+	/* One rank that is not busy settles it, unless a share counts. */
+	int all = look == KVP_SEL_LOOK_CACHED || !class || !isnan(class->busy_ratio);
+	for (uint32_t i = 0; i < s->rank_cnt; i++) {
+		const struct kvp_sel_rank *r = &s->rank[i];
+		if (kvp_score_eligible(&f.ask, r->worker_id, r->dp_rank, s->taint + r->taint_off,
+			    r->taint_cnt) != KVP_ELIGIBLE)
+			continue;
+		out->eligible++;
+		if (class) {
+			struct kvp_load l;
+			kvp_load_read(&s->region->book, r->rank_slot, &l);
+			int busy = kvp_policy_rank_busy(class, l.prefill_tok, r->max_num_batched_tokens);
+			out->busy += busy != 0;
+		}
+		if (look == KVP_SEL_LOOK_CACHED && kvp_sel_cached_tok(s, i) > out->best_cached_tok)
+			out->best_cached_tok = kvp_sel_cached_tok(s, i);
+		if (!all && out->busy < out->eligible)
+			break;
+	}
+	return 0;
 }

@@ -6,6 +6,7 @@
 #include "shm/active.h"
 
 #define KVP_SELECT_ERR_MAX 8192
+#define KVP_SEL_UUID_LEN 36
 #define KVP_SEL_BUSY_RETRY_MAX 64 /* a rank under recount, an output block of another process under way */
 
 /* A growing scratch array; growing keeps no contents. */
@@ -18,6 +19,7 @@ struct kvp_scratch {
 struct kvp_sel_view {
 	uint64_t version;
 	uint32_t cnt; /* 0 = nothing copied */
+	uint64_t drained; /* version at the last drain: a newer one may have left somebody without a rank */
 	struct kvp_scratch rank_mem, taint_mem;
 };
 
@@ -57,6 +59,12 @@ struct kvp_sel_session {
 	struct kvp_select_request request; /* the caller's, with the session's target */
 };
 
+/* Constraints of a request that waited, in hashes. */
+struct kvp_sel_stored {
+	struct kvp_eligible_ask ask;
+	const uint64_t *preferred;
+};
+
 struct kvp_selection {
 	struct kvp_sel_local *local; /* the private node of kvp_selection_open_local, else NULL */
 	struct kvp_region *region;
@@ -79,6 +87,12 @@ struct kvp_selection {
 	struct kvp_sel_view view[KVP_PART_MAX];
 	struct kvp_cat_worker_info worker; /* of the chosen worker */
 	struct kvp_sel_session session;
+	const struct kvp_sel_stored *stored;	  /* the call is for a request that waited, else NULL */
+	const struct kvp_policy_class *gate;	  /* class of the current call, if it could be made to wait */
+	uint32_t gate_idx;
+	uint64_t *ticket;			  /* the current call may wait: its ticket goes here */
+	struct kvp_select_refusal refusal;	  /* policy_class NULL = none */
+	struct kvp_scratch scratch_words, scratch_entry, scratch_lane, scratch_answer, scratch_taint;
 	char id[KVP_SELECTION_ID_MAX];	   /* generated id */
 	char err[KVP_SELECT_ERR_MAX];
 };
@@ -119,6 +133,56 @@ int kvp_sel_session_bind_kept(
 /* kvp_sel_scratch makes room for n elements; NULL without memory. */
 void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes);
 
+/* -- waiting (select_queue.c, select_drain.c) -- */
+
+/* kvp_sel_admit judges a prepared request: 0 = choose now; KVP_SELECT_WAITS = it waits (s->ticket is set);
+ * else a refusal. h: its claim, 0 = it books nothing. kvp_sel_admit_again: the same for a booking that met
+ * another one; 0 for requests that nothing can make wait. */
+int kvp_sel_admit(
+	struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track, uint64_t h);
+int kvp_sel_admit_again(
+	struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track, uint64_t h);
+/* kvp_sel_drain lets go who can of one partition, or of all; the handle's call state is lost. One load when
+ * nobody waits. */
+void kvp_sel_drain(struct kvp_selection *s, uint32_t part);
+void kvp_sel_drain_all(struct kvp_selection *s);
+
+/* Blocks of the prompt that a rank had: worker, dp_rank << 32 | rank_gen, device << 32 | host, disk. */
+#define KVP_SEL_CACHED_WORDS 4
+
+/* A stored request, taken apart: pointers into scratch memory. */
+struct kvp_sel_waiting {
+	struct kvp_select_request q;
+	struct kvp_sel_stored stored;
+	enum kvp_tristate track;
+	enum kvp_select_kind kind;
+	struct kvp_sel_session session; /* key and hold */
+	const uint64_t *cached; /* of each rank that had blocks, ascending: KVP_SEL_CACHED_WORDS words */
+	uint32_t cached_cnt;
+};
+enum kvp_sel_load { KVP_SEL_LOAD_FILTERS, KVP_SEL_LOAD_ALL };
+/* kvp_sel_load reads what a record carries: constraints only, or everything, prompt included. 0; KVP_ERR_* */
+int kvp_sel_load(struct kvp_selection *s, uint64_t h, enum kvp_sel_load what, struct kvp_sel_waiting *w);
+/* kvp_sel_answer_put packs an answer (or the error text of s) for kvp_queue_finish. */
+int kvp_sel_answer_put(struct kvp_selection *s, uint64_t h, uint64_t booked, int status,
+	const struct kvp_select_answer *a, uint32_t worker_idx);
+
+/* What the eligible ranks are like. class NULL: only their number. cached: the most tokens that one holds. */
+struct kvp_sel_survey {
+	uint32_t eligible, busy;
+	uint64_t best_cached_tok;
+};
+enum kvp_sel_look { KVP_SEL_LOOK_BUSY, KVP_SEL_LOOK_CACHED };
+int kvp_sel_survey(struct kvp_selection *s, const struct kvp_select_request *q,
+	const struct kvp_policy_class *class, enum kvp_sel_look look, struct kvp_sel_survey *out);
+
+/* kvp_sel_open_part is kvp_sel_open_partition by index; without ranks rank_cnt is 0 and it answers 503. */
+int kvp_sel_open_part(struct kvp_selection *s, uint32_t part);
+int kvp_sel_book_chosen(struct kvp_selection *s, const struct kvp_select_request *q, uint64_t h,
+	enum kvp_tristate track, uint32_t *chosen);
+int kvp_sel_fill_answer(
+	struct kvp_selection *s, uint32_t chosen, enum kvp_tristate track, struct kvp_select_answer *a);
+
 enum kvp_prompt_use {
 	KVP_PROMPT_USE_SELECT,	/* select, select_and_reserve: everything needed, isl > 0 */
 	KVP_PROMPT_USE_INSPECT, /* potential_loads, overlap_scores: an empty token list is fine */
@@ -145,6 +209,7 @@ void kvp_sel_read_load(struct kvp_selection *s, uint32_t i);
 int kvp_sel_pick(struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track,
 	uint32_t *chosen);
 uint64_t kvp_sel_effective_prefill(const struct kvp_selection *s, uint32_t i);
+uint64_t kvp_sel_cached_tok(const struct kvp_selection *s, uint32_t i);
 
 /* kvp_sel_prompt_more is the tree walk's request for more local hashes (struct kvp_radix_query). */
 uint32_t kvp_sel_prompt_more(void *ctx, struct kvp_radix_query *q);

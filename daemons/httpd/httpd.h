@@ -8,6 +8,7 @@
 #ifndef KVP_HTTPD_H
 #define KVP_HTTPD_H
 
+#include "daemons/common/apply_config.h"
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
 #include "daemons/common/select.h"
@@ -22,8 +23,12 @@
 #define KVP_HTTPD_CMD_TIMEOUT_NS (10ull * 1000000000ull) /* wait for the indexer's answer */
 #define KVP_HTTPD_ROWS_MAX 65536
 
+/* What a request's `user` points to while its answer is outstanding: the first member of both kinds. */
+enum kvp_httpd_job { KVP_HTTPD_COMMAND, KVP_HTTPD_WAIT };
+
 /* A worker command that waits for the indexer. */
 struct kvp_httpd_cmd {
+	enum kvp_httpd_job job;
 	struct kvp_httpd_cmd *next;
 	struct kvp_http_req *req; /* NULL: the client has gone */
 	struct kvp_cmd_cell *cell;
@@ -37,6 +42,16 @@ struct kvp_httpd_parked {
 	uint64_t since_ns;
 };
 
+/* A selection that waits its turn. In the list as long as its ticket lives. */
+struct kvp_httpd_wait {
+	enum kvp_httpd_job job;
+	enum kvp_select_kind kind;
+	struct kvp_httpd_wait *next, *prev, *chain; /* chain: same bucket */
+	struct kvp_http_req *req;
+	uint64_t ticket;
+};
+#define KVP_HTTPD_WAIT_BUCKETS 4096
+
 struct kvp_httpd {
 	struct kvp_boot boot;
 	struct kvp_loop *loop;
@@ -46,6 +61,9 @@ struct kvp_httpd {
 	struct kvp_jw out;
 	struct kvp_httpd_cmd *pending;
 	struct kvp_httpd_parked *parked; /* oldest first */
+	struct kvp_policy policy;
+	struct kvp_httpd_wait *waits;				/* all, newest first */
+	struct kvp_httpd_wait *wait_of[KVP_HTTPD_WAIT_BUCKETS]; /* by ticket */
 	struct kvp_watch wake, signals;
 	struct kvp_timer beat, retry;
 	struct kvp_http_server_stat seen;    /* last statistics added to the counters */
@@ -110,6 +128,18 @@ int kvp_httpd_unpark(struct kvp_httpd *h, const struct kvp_http_req *r);
 int kvp_httpd_retry(struct kvp_httpd *h);
 /* kvp_httpd_run handles a request: on_request, and every retry. since_ns as in struct kvp_call. */
 void kvp_httpd_run(struct kvp_httpd *h, struct kvp_http_req *r, uint64_t since_ns);
+
+/* kvp_reply_selection answers a selection: 200 with a, else the error with its details. */
+void kvp_reply_selection(struct kvp_call *c, int status, struct kvp_str model, struct kvp_str group,
+	const struct kvp_select_answer *a, enum kvp_select_kind kind);
+
+/* waiting.c. kvp_httpd_wait_add keeps a request until its ticket is answered; kvp_httpd_wait_poll answers
+ * those that are: 1 if there was one; kvp_httpd_wait_drop gives one up whose client has gone;
+ * kvp_httpd_wait_end answers all with 503, for the end of the process. */
+void kvp_httpd_wait_add(struct kvp_call *c, enum kvp_select_kind kind, uint64_t ticket);
+int kvp_httpd_wait_poll(struct kvp_httpd *h);
+void kvp_httpd_wait_drop(struct kvp_httpd *h, struct kvp_httpd_wait *w);
+void kvp_httpd_wait_end(struct kvp_httpd *h);
 
 /* kvp_httpd_poll_commands answers the requests whose command the indexer has answered; 1 if there was one. */
 int kvp_httpd_poll_commands(struct kvp_httpd *h);

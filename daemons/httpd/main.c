@@ -1,5 +1,4 @@
 #include "daemons/httpd/httpd.h"
-#include "daemons/common/apply_config.h"
 #include "daemons/common/log.h"
 
 #include <errno.h>
@@ -14,9 +13,13 @@
 
 void kvp_httpd_abort(void *ctx, struct kvp_http_req *r)
 {
-	struct kvp_httpd_cmd *p = r->user;
-	if (!kvp_httpd_unpark(ctx, r) && p)
-		p->req = NULL; /* the command goes on; its reply is thrown away */
+	const enum kvp_httpd_job *job = r->user;
+	if (kvp_httpd_unpark(ctx, r) || !job)
+		return;
+	if (*job == KVP_HTTPD_WAIT)
+		kvp_httpd_wait_drop(ctx, r->user);
+	else
+		((struct kvp_httpd_cmd *)r->user)->req = NULL; /* it goes on; its reply is thrown away */
 }
 
 static void on_wake(void *ctx, int fd)
@@ -26,16 +29,18 @@ static void on_wake(void *ctx, int fd)
 	kvp_slot_awake(h->boot.slots);
 	kvp_httpd_poll_commands(h);
 	kvp_httpd_retry(h);
+	kvp_httpd_wait_poll(h);
 }
 
-/* before_sleep: replies of the indexer must not be missed between the last look and the wait. */
+/* before_sleep: neither replies of the indexer nor turns of waiting requests must be missed between the last
+ * look and the wait. */
 static int before_sleep(void *ctx)
 {
 	struct kvp_httpd *h = ctx;
-	if (!h->pending && !h->parked)
+	if (!h->pending && !h->parked && !h->waits)
 		return 0;
 	kvp_slot_sleep(h->boot.slots);
-	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h);
+	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h) | kvp_httpd_wait_poll(h);
 }
 
 static void on_drained(void *ctx)
@@ -52,6 +57,7 @@ static void on_signal(void *ctx, int fd)
 		return;
 	h->draining = 1;
 	kvp_boot_control(&h->boot, KVP_CTL_DRAIN);
+	kvp_httpd_wait_end(h);
 	kvp_http_server_drain(h->api, on_drained, h);
 }
 
@@ -96,6 +102,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	count_http(h);
 	kvp_httpd_poll_commands(h);
 	reap_sessions(h);
+	kvp_httpd_wait_poll(h);
 	kvp_radix_touch(&h->boot.region->radix, &h->touch, TOUCH_BYTES);
 	kvp_token_refresh(&h->token); /* a file that is gone or broken for a moment changes nothing */
 	kvp_timer_set(h->loop, t, now_ns + h->boot.config->slot_beat_ms * 1000000, on_beat, h);
@@ -139,7 +146,13 @@ static int open_signals(struct kvp_httpd *h)
 static int open_all(struct kvp_httpd *h)
 {
 	struct kvp_select_settings set;
+	struct kvp_policy_err why;
 	kvp_select_from_config(&set, h->boot.config);
+	if (kvp_policy_from_config(&h->policy, h->boot.config, &why)) {
+		KVP_LOG_E("httpd.policy", "file=%s error=%s", h->boot.config->policy_config, why.text);
+		return KVP_ERR_INVAL;
+	}
+	set.policy = &h->policy;
 	h->load_row = calloc(KVP_HTTPD_ROWS_MAX, sizeof(*h->load_row));
 	h->overlap_row = calloc(KVP_HTTPD_ROWS_MAX, sizeof(*h->overlap_row));
 	h->record = malloc(KVP_CAT_RECORD_MAX);
@@ -165,6 +178,7 @@ static int open_all(struct kvp_httpd *h)
 
 static void close_all(struct kvp_httpd *h)
 {
+	kvp_httpd_wait_end(h);
 	kvp_http_server_close(h->api);
 	kvp_http_server_close(h->metrics);
 	kvp_loop_close(h->loop);
@@ -173,6 +187,7 @@ static void close_all(struct kvp_httpd *h)
 		kvp_httpd_unpark(h, h->parked->req);
 	kvp_parse_close(&h->parse);
 	kvp_jw_free(&h->out);
+	kvp_policy_drop(&h->policy);
 	while (h->pending) {
 		struct kvp_httpd_cmd *p = h->pending;
 		h->pending = p->next;

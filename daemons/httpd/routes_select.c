@@ -42,16 +42,14 @@ static void write_worker_load(struct kvp_jw *w, const struct kvp_worker_load *l)
 	kvp_jw_end(w);
 }
 
-enum booked { NOT_BOOKED, BOOKED };
-
-static void write_selection(struct kvp_jw *w, const struct kvp_select_request *q,
-	const struct kvp_select_answer *a, enum booked booked)
+static void write_selection(struct kvp_jw *w, struct kvp_str model, struct kvp_str group,
+	const struct kvp_select_answer *a, enum kvp_select_kind kind)
 {
 	kvp_jw_reset(w);
 	kvp_jw_obj(w);
 	if (a->selection_id.ptr)
 		key_str(w, "selection_id", a->selection_id);
-	if (booked == BOOKED) {
+	if (kind == KVP_SELECT_AND_RESERVE) {
 		kvp_jw_key(w, "sequence_hashes");
 		kvp_jw_arr(w);
 		for (uint32_t i = 0; i < a->seq_cnt; i++)
@@ -60,8 +58,8 @@ static void write_selection(struct kvp_jw *w, const struct kvp_select_request *q
 		kvp_jw_ku64(w, "isl_tokens", a->isl_tok);
 		kvp_jw_kbool(w, "track_prefill_tokens", a->track_prefill_tokens == KVP_YES);
 	}
-	key_str(w, "model_name", q->model);
-	key_str(w, "routing_group", q->group);
+	key_str(w, "model_name", model);
+	key_str(w, "routing_group", group);
 	kvp_jw_ku64(w, "worker_id", a->worker_id);
 	kvp_jw_ku64(w, "dp_rank", a->dp_rank);
 	kvp_jw_kstr(w, "endpoint", a->endpoint);
@@ -84,11 +82,59 @@ static int refuse_when_draining(struct kvp_call *c)
 	return 1;
 }
 
-static void select_any(struct kvp_call *c, enum booked booked)
+/* reply_refusal says which limit of the queue refused a request. */
+static void reply_refusal(struct kvp_call *c, int status, const struct kvp_select_refusal *r)
+{
+	struct kvp_jw *w = &c->h->out;
+	kvp_ctr_add(c->h->boot.ctr, KVP_CTR_HTTP_CLIENT_ERROR, 1);
+	kvp_jw_reset(w);
+	kvp_jw_obj(w);
+	kvp_jw_kstr(w, "error", kvp_selection_error(c->h->selection));
+	kvp_jw_key(w, "details");
+	kvp_jw_obj(w);
+	kvp_jw_kstr(w, "policy_class", r->policy_class);
+	kvp_jw_kstr(w, "limit_kind", r->limit_kind);
+	kvp_jw_ku64(w, "current", r->current);
+	kvp_jw_ku64(w, "limit", r->limit);
+	kvp_jw_end(w);
+	kvp_jw_end(w);
+	kvp_reply_json(c, status);
+}
+
+void kvp_reply_selection(struct kvp_call *c, int status, struct kvp_str model, struct kvp_str group,
+	const struct kvp_select_answer *a, enum kvp_select_kind kind)
+{
+	struct kvp_httpd *h = c->h;
+	const struct kvp_select_refusal *refusal = status == 200 ? NULL : kvp_selection_refusal(h->selection);
+	if (refusal) {
+		reply_refusal(c, status, refusal);
+	} else if (status != 200) {
+		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+	} else {
+		write_selection(&h->out, model, group, a, kind);
+		kvp_reply_json(c, 200);
+	}
+}
+
+static struct kvp_str policy_class(const struct kvp_http_req *r)
+{
+	uint32_t len = 0;
+	const char *v = kvp_http_req_header(r, "x-dynamo-meta-policy-class", &len);
+	while (v && len && (*v == ' ' || *v == '\t')) {
+		v++;
+		len--;
+	}
+	while (v && len && (v[len - 1] == ' ' || v[len - 1] == '\t'))
+		len--;
+	return (struct kvp_str){len ? v : NULL, len};
+}
+
+static void select_any(struct kvp_call *c, enum kvp_select_kind kind)
 {
 	struct kvp_httpd *h = c->h;
 	struct kvp_select_request q;
 	struct kvp_select_answer a;
+	uint64_t ticket = 0;
 	int status = kvp_parse_select(&h->parse, &q);
 	if (status) {
 		kvp_reply_error(c, status, h->parse.err);
@@ -96,30 +142,26 @@ static void select_any(struct kvp_call *c, enum booked booked)
 	}
 	if (refuse_when_draining(c))
 		return;
+	q.policy_class = policy_class(c->req);
 	if (c->since_ns && kvp_clock_mono_ns() - c->since_ns > KVP_AFFINITY_WAIT_NS)
 		q.no_wait = KVP_YES;
-	status = booked == BOOKED ? kvp_selection_select_and_reserve(h->selection, &q, &a)
-				  : kvp_selection_select(h->selection, &q, &a);
-	if (status == KVP_SELECTION_WAIT) {
+	status = kvp_selection_submit(h->selection, &q, kind, &a, &ticket);
+	if (status == KVP_SELECTION_WAIT)
 		kvp_httpd_park(c);
-		return;
-	}
-	if (status != 200) {
-		kvp_reply_error(c, status, kvp_selection_error(h->selection));
-		return;
-	}
-	write_selection(&h->out, &q, &a, booked);
-	kvp_reply_json(c, 200);
+	else if (status == KVP_SELECT_WAITS)
+		kvp_httpd_wait_add(c, kind, ticket);
+	else
+		kvp_reply_selection(c, status, q.model, q.group, &a, kind);
 }
 
 void kvp_route_select(struct kvp_call *c)
 {
-	select_any(c, NOT_BOOKED);
+	select_any(c, KVP_SELECT_ONLY);
 }
 
 void kvp_route_select_and_reserve(struct kvp_call *c)
 {
-	select_any(c, BOOKED);
+	select_any(c, KVP_SELECT_AND_RESERVE);
 }
 
 void kvp_route_reserve(struct kvp_call *c)
@@ -229,6 +271,7 @@ static void loads_of(struct kvp_httpd *h, const struct kvp_part_info *info)
 {
 	struct kvp_jw *w = &h->out;
 	struct kvp_str model = {info->model, info->model_len}, group = {info->group, info->group_len};
+	uint64_t waiting, waiting_isl;
 	uint32_t cnt = 0;
 	kvp_selection_loads(h->selection, info->role, model, group, h->load_row, KVP_HTTPD_ROWS_MAX, &cnt);
 	kvp_jw_obj(w);
@@ -236,8 +279,9 @@ static void loads_of(struct kvp_httpd *h, const struct kvp_part_info *info)
 	key_str(w, "routing_group", group);
 	kvp_jw_key(w, "loads");
 	write_load_rows(w, h->load_row, cnt);
-	kvp_jw_ku64(w, "pending_count", 0);
-	kvp_jw_ku64(w, "pending_isl_tokens", 0);
+	kvp_selection_waiting(h->selection, info->role, model, group, &waiting, &waiting_isl);
+	kvp_jw_ku64(w, "pending_count", waiting);
+	kvp_jw_ku64(w, "pending_isl_tokens", waiting_isl);
 	kvp_jw_end(w);
 }
 

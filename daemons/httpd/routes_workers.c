@@ -31,6 +31,7 @@ static void send_command(
 		memcpy(payload, body, len);
 	cell->worker_id = worker_id;
 	kvp_cmd_post(&h->boot.region->cmd, cell, type, (uint32_t)len);
+	p->job = KVP_HTTPD_COMMAND;
 	p->req = c->req;
 	p->cell = cell;
 	p->deadline_ns = kvp_loop_now_ns(h->loop) + KVP_HTTPD_CMD_TIMEOUT_NS;

@@ -42,6 +42,7 @@ struct daemon {
 	struct kvp_idx_listeners *listeners;
 	uint32_t thread_cnt, next_ring;
 	int signal_fd;
+	uint64_t seen_version;			/* of the catalogue */
 	uint64_t expire_ns, gauges_ns, beat_ns; /* next times */
 };
 
@@ -156,6 +157,7 @@ static int open_all(struct daemon *d)
 	rc = rc ? rc : kvp_idx_recover(&d->idx);
 	if (rc)
 		return rc;
+	kvp_queue_attach(&r->queue, d->boot.owner, d->boot.slots, d->boot.ctr);
 	kvp_radix_w_set_ready(d->radix, 1);
 	uint32_t again = kvp_cmd_attach(&r->cmd, d->boot.owner);
 	KVP_LOG_I("indexer.started", "workers=%u ranks=%u partitions=%u threads=%u commands_again=%u",
@@ -256,8 +258,19 @@ static void timers(struct daemon *d, uint64_t now)
 		uint32_t n = kvp_resv_expire(
 			&d->boot.region->book, now, c->active_request_expiry_secs * 1000000000ull);
 		kvp_ctr_add(d->boot.ctr, KVP_CTR_IDX_EXPIRED, n);
+		kvp_queue_nudge(&d->boot.region->queue); /* also the recheck of whoever was overlooked */
 		d->expire_ns = now + EXPIRE_EVERY_NS;
 	}
+}
+
+/* Workers came, changed or went: whoever waits may have a rank now, or none to wait for. */
+static void workers_changed(struct daemon *d)
+{
+	uint64_t now = kvp_cat_version(&d->boot.region->cat);
+	if (now == d->seen_version)
+		return;
+	d->seen_version = now;
+	kvp_queue_nudge(&d->boot.region->queue);
 }
 
 static void sleep_until_work(struct daemon *d)
@@ -304,6 +317,7 @@ static void run(struct daemon *d)
 		if (done)
 			kvp_idx_ahead_note(&d->ahead);
 		timers(d, now);
+		workers_changed(d);
 		now = kvp_clock_mono_ns();
 		kvp_ctr_max(d->boot.ctr, KVP_CTR_LOOP_MAX_NS, now - start);
 		kvp_ctr_add(d->boot.ctr, KVP_CTR_LOOP_SLOW, now - start > SLOW_TURN_NS);

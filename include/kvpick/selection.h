@@ -85,6 +85,9 @@ struct kvp_select_request {
 	uint32_t preferred_cnt;
 	struct kvp_str session_id;  /* sticks to its first booked worker where session affinity is on */
 	enum kvp_tristate no_wait;  /* select_and_reserve: do not wait for another booking of the session */
+	double priority_jump;	     /* seconds of waiting that it starts ahead with; negative counts as 0 */
+	uint32_t strict_priority;    /* higher goes first, whatever else */
+	struct kvp_str policy_class; /* class or family of the queue policy; ptr NULL = the default */
 	enum kvp_tristate advisory; /* select only: never waits, reports the load of the chosen worker */
 };
 
@@ -108,6 +111,7 @@ struct kvp_worker_load {
 /* Pointers stay valid until the next call on the handle. */
 struct kvp_select_answer {
 	struct kvp_str selection_id; /* ptr NULL = none */
+	struct kvp_str model, group; /* kvp_selection_collect only */
 	uint64_t worker_id;
 	uint32_t dp_rank;
 	const char *endpoint;
@@ -163,6 +167,34 @@ int kvp_selection_select(
 	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a);
 int kvp_selection_select_and_reserve(
 	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a);
+
+/* -- waiting: with a queue policy, a request whose eligible ranks are all busy waits its turn. The two calls
+ * above never wait: they answer 429. kvp_selection_submit is either of them and may answer KVP_SELECT_WAITS
+ * and a ticket; whoever gives load back then chooses and books for it, in any process, and wakes this one. --
+ *
+ * kvp_selection_tend: call it when the process was woken (shm/slot.h) and once a heartbeat while it has
+ * tickets. kvp_selection_next gives a ticket that may have changed: 1, or 0 when there is none; *cursor 0 at
+ * first. kvp_selection_collect answers it: KVP_SELECT_WAITS, or what the call itself would have answered,
+ * with a (model and group too) filled from what was stored; the ticket is then over.
+ * kvp_selection_cancel ends a ticket at once: its id is free, or is freed by who is booking it just now. */
+#define KVP_SELECT_WAITS 202
+enum kvp_select_kind { KVP_SELECT_ONLY, KVP_SELECT_AND_RESERVE };
+int kvp_selection_submit(struct kvp_selection *s, const struct kvp_select_request *q,
+	enum kvp_select_kind kind, struct kvp_select_answer *a, uint64_t *ticket);
+void kvp_selection_tend(struct kvp_selection *s);
+int kvp_selection_next(struct kvp_selection *s, uint32_t *cursor, uint64_t *ticket);
+int kvp_selection_collect(struct kvp_selection *s, uint64_t ticket, struct kvp_select_answer *a);
+void kvp_selection_cancel(struct kvp_selection *s, uint64_t ticket);
+
+/* Which limit refused the last call; NULL if it was not a limit. */
+struct kvp_select_refusal {
+	const char *policy_class, *limit_kind;
+	uint64_t current, limit;
+};
+const struct kvp_select_refusal *kvp_selection_refusal(const struct kvp_selection *s);
+/* kvp_selection_waiting counts what waits in a partition, and its prompt tokens. */
+void kvp_selection_waiting(struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model,
+	struct kvp_str group, uint64_t *cnt, uint64_t *isl_tok);
 
 /* kvp_selection_reserve books a named worker and rank, without a choice and without a queue (explicit form).
  * return  201 with a->endpoint, worker_id, dp_rank filled; 400, 404 worker or rank, 409, 503.
