@@ -24,6 +24,7 @@ void kvp_http_put(struct http_conn *c, const void *data, uint64_t len)
 {
 	if (kvp_http_buf_put(&c->out, data, len))
 		c->dead = 1; /* no memory: half a reply must not look like a whole one */
+	c->put_bytes += len;
 }
 
 static const char *date_now(struct kvp_http_server *s)
@@ -83,6 +84,7 @@ static void reply_done(struct http_conn *c)
 	c->on_drain = NULL;
 	c->prefix_sent = c->drain_asked = 0;
 	c->served++;
+	kvp_http_tags_push(c);
 	c->idle_ns = kvp_loop_now_ns(c->srv->loop);
 	kvp_http_in_reset(&c->in);
 	kvp_http_conn_work_later(c);

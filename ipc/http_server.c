@@ -36,6 +36,7 @@ static void drain_check(struct kvp_http_server *s)
 static void conn_free(struct http_conn *c)
 {
 	struct kvp_http_server *s = c->srv;
+	kvp_http_tags_end(c);
 	*c->prev = c->next;
 	if (c->next)
 		c->next->prev = c->prev;
@@ -189,14 +190,17 @@ static void conn_timer(void *ctx, struct kvp_timer *t);
 static void linger_begin(struct http_conn *c)
 {
 	struct kvp_http_server *s = c->srv;
-	if (c->eof) {
+	if (c->eof && !kvp_http_tags_waiting(c)) {
 		conn_free(c);
 		return;
 	}
 	c->state = CONN_LINGER;
 	c->linger_ns = kvp_loop_now_ns(s->loop) + s->linger_ns;
 	kvp_sock_shutdown(&c->sock);
-	kvp_sock_recv_start(&c->sock);
+	if (c->eof)
+		kvp_sock_watch_hup(&c->sock, KVP_SOCK_HUP); /* all acknowledged, or a reset */
+	else
+		kvp_sock_recv_start(&c->sock);
 	if (kvp_timer_set(s->loop, &c->timer, c->linger_ns, conn_timer, c))
 		conn_free(c);
 }
@@ -282,6 +286,7 @@ static void on_sent(void *ctx, struct kvp_sock *sock, char *buf, int err)
 		conn_lost(c);
 		return;
 	}
+	kvp_http_tags_trim(c);
 	if (c->state == CONN_BUSY && c->drain_asked && unsent(c) < c->srv->cfg.stream_high_bytes / 2) {
 		c->drain_asked = 0;
 		if (c->on_drain)

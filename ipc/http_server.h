@@ -18,9 +18,12 @@
  *            A client that only ended its sending side (FIN) still gets its reply: to tell the two apart the
  *            first bytes of the coming status line are sent when the FIN arrives; a fully closed peer answers
  *            them with a reset.
+ * Delivery   a reply that matters can be tagged (kvp_http_reply_tag): on_undelivered hears of it if the
+ *            connection ends before all its bytes were handed to the kernel, or is reset before the client's
+ *            kernel has acknowledged them. A client that resets later may or may not have read it.
  * Lifetime   open to close. kvp_http_server_close drops all connections (on_abort for running requests).
  * Crash      process-local.
- * Proved by  tests/t_http.c, tests/fuzz/f_http.c.
+ * Proved by  tests/t_http.c, tests/t_http_tags.c, tests/s_http.t, tests/fuzz/f_http.c.
  */
 #ifndef KVP_IPC_HTTP_SERVER_H
 #define KVP_IPC_HTTP_SERVER_H
@@ -86,6 +89,8 @@ struct kvp_http_server_cfg {	    /* zero the struct; 0 takes the default in brac
 	uint32_t stream_high_bytes; /* [262144] unsent bytes of a streamed reply at which chunk says AGAIN */
 	void (*on_request)(void *ctx, struct kvp_http_req *r);
 	void (*on_abort)(void *ctx, struct kvp_http_req *r); /* may be NULL */
+	/* A tagged reply that the client has not got; may be NULL. Not to call the server from. */
+	void (*on_undelivered)(void *ctx, uint64_t tag);
 	/* May replace the 413 of a body over the limit by an error that comes before it in the order of
 	 * checks (wrong path, content type): method, path and header fields of r are set, the body is not.
 	 * NULL: 413. */
@@ -119,6 +124,9 @@ void kvp_http_reply(
 	struct kvp_http_req *r, int status, const char *content_type, const void *body, uint64_t len);
 void kvp_http_reply_extra(struct kvp_http_req *r, int status, const char *content_type, const char *extra,
 	const void *body, uint64_t len);
+/* kvp_http_reply_tag, called before the reply, tags it with any number but 0. Without memory for it the tag
+ * is lost. */
+void kvp_http_reply_tag(struct kvp_http_req *r, uint64_t tag);
 /* Streamed reply: chunked, or until close for HTTP/1.0. chunk always takes the bytes; KVP_ERR_AGAIN asks the
  * caller to stop until on_drain(ctx, r) (called once a request for it; NULL if the caller never waits). end
  * finishes; the request is dead after it. */

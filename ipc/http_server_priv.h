@@ -15,6 +15,14 @@ enum conn_state { CONN_READ, CONN_BUSY, CONN_FLUSH, CONN_LINGER };
 enum conn_reply { REPLY_NONE, REPLY_CHUNKED, REPLY_TO_CLOSE };
 #define DATE_BYTES 40
 
+struct http_tag {
+	uint64_t end, tag; /* the reply's last byte, counted from the connection's first */
+};
+struct http_tags {
+	struct http_tag *at; /* in the order of end */
+	uint32_t cnt, cap;
+};
+
 struct http_conn {
 	struct kvp_http_in in;
 	struct kvp_http_server *srv;
@@ -26,6 +34,9 @@ struct http_conn {
 	struct kvp_http_buf out;  /* to be sent */
 	uint64_t pend_at;
 	uint64_t fly_len, fly_cap; /* buffer in the loop's hands; 0 = none */
+	uint64_t put_bytes;	   /* all that was ever put into out */
+	uint64_t tag;		   /* of the running request's reply, 0 = none */
+	struct http_tags tags;	   /* replies that may not have arrived yet */
 	uint64_t tx_mark, send_ns; /* progress seen by the stall check */
 	uint64_t start_ns, idle_ns, linger_ns;
 	void (*on_drain)(void *ctx, struct kvp_http_req *r);
@@ -65,5 +76,11 @@ void kvp_http_conn_work_later(struct http_conn *c);
 void kvp_http_put_head(
 	struct http_conn *c, int status, const char *content_type, const char *extra, uint64_t body_len);
 void kvp_http_put(struct http_conn *c, const void *data, uint64_t len);
+/* http_tags.c: push when a tagged reply is complete, trim when bytes were sent, end when the connection goes.
+ * waiting: 1 while a tagged reply is not acknowledged. */
+void kvp_http_tags_push(struct http_conn *c);
+void kvp_http_tags_trim(struct http_conn *c);
+void kvp_http_tags_end(struct http_conn *c);
+int kvp_http_tags_waiting(struct http_conn *c);
 #define KVP_HTTP_PREFIX "HTTP/1.1 "
 #endif

@@ -55,7 +55,7 @@ struct kvp_httpd_wait {
 struct kvp_httpd {
 	struct kvp_boot boot;
 	struct kvp_loop *loop;
-	struct kvp_http_server *api, *metrics; /* metrics NULL: no port of its own */
+	struct kvp_http_server *api, *metrics; /* NULL: that port is off */
 	struct kvp_selection *selection;
 	struct kvp_parse parse;
 	struct kvp_jw out;
@@ -86,7 +86,8 @@ struct kvp_call {
 	uint64_t since_ns;  /* when the request was parked first; 0 = it was not */
 };
 
-void kvp_httpd_request(void *ctx, struct kvp_http_req *r); /* routes.c: on_request of both servers */
+void kvp_httpd_request(void *ctx, struct kvp_http_req *r); /* routes.c: on_request */
+void kvp_httpd_metrics_request(void *ctx, struct kvp_http_req *r); /* the metrics port */
 void kvp_httpd_abort(void *ctx, struct kvp_http_req *r);
 void kvp_httpd_too_large(void *ctx, const struct kvp_http_req *r, int *status, const char **text);
 
@@ -140,6 +141,11 @@ void kvp_httpd_wait_add(struct kvp_call *c, enum kvp_select_kind kind, uint64_t 
 int kvp_httpd_wait_poll(struct kvp_httpd *h);
 void kvp_httpd_wait_drop(struct kvp_httpd *h, struct kvp_httpd_wait *w);
 void kvp_httpd_wait_end(struct kvp_httpd *h);
+
+/* undelivered.c. kvp_httpd_tag_booking marks the coming answer as the one that tells of the booking id: if
+ * the client is gone before the answer can reach it, kvp_httpd_undelivered ends the booking. */
+void kvp_httpd_tag_booking(struct kvp_call *c, struct kvp_str id);
+void kvp_httpd_undelivered(void *ctx, uint64_t tag);
 
 /* kvp_httpd_poll_commands answers the requests whose command the indexer has answered; 1 if there was one. */
 int kvp_httpd_poll_commands(struct kvp_httpd *h);

@@ -58,12 +58,17 @@ static void on_signal(void *ctx, int fd)
 	h->draining = 1;
 	kvp_boot_control(&h->boot, KVP_CTL_DRAIN);
 	kvp_httpd_wait_end(h);
-	kvp_http_server_drain(h->api, on_drained, h);
+	if (h->api)
+		kvp_http_server_drain(h->api, on_drained, h);
+	else
+		on_drained(h);
 }
 
 /* count_http adds what the server counted since the last time. */
 static void count_http(struct kvp_httpd *h)
 {
+	if (!h->api)
+		return;
 	struct kvp_http_server_stat now = *kvp_http_server_stat(h->api);
 	struct kvp_ctr_column_shm *c = h->boot.ctr;
 	kvp_ctr_add(c, KVP_CTR_HTTP_ACCEPTED, now.accepted - h->seen.accepted);
@@ -73,6 +78,9 @@ static void count_http(struct kvp_httpd *h)
 	kvp_ctr_add(c, KVP_CTR_HTTP_OVER_LIMIT, now.over_limit - h->seen.over_limit);
 	kvp_ctr_add(c, KVP_CTR_HTTP_TIMEOUT, now.timeouts - h->seen.timeouts);
 	kvp_ctr_add(c, KVP_CTR_HTTP_ABORTED, now.aborted - h->seen.aborted);
+	kvp_ctr_add(c, KVP_CTR_HTTP_IDLE_CLOSED, now.idle_closed - h->seen.idle_closed);
+	kvp_ctr_add(c, KVP_CTR_HTTP_STALLED, now.stalled - h->seen.stalled);
+	kvp_ctr_add(c, KVP_CTR_HTTP_OVERRUN, now.overrun - h->seen.overrun);
 	kvp_ctr_set(c, KVP_CTR_HTTP_OPEN, now.open);
 	h->seen = now;
 }
@@ -108,7 +116,8 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_timer_set(h->loop, t, now_ns + h->boot.config->slot_beat_ms * 1000000, on_beat, h);
 }
 
-static int open_server(struct kvp_httpd *h, uint16_t port, struct kvp_http_server **out)
+static int open_server(struct kvp_httpd *h, uint16_t port, void (*on_request)(void *, struct kvp_http_req *),
+	struct kvp_http_server **out)
 {
 	const struct kvp_config *cfg = h->boot.config;
 	struct kvp_http_server_cfg sc;
@@ -119,8 +128,9 @@ static int open_server(struct kvp_httpd *h, uint16_t port, struct kvp_http_serve
 	sc.max_connections = (uint32_t)cfg->http_max_connections;
 	sc.read_timeout_ms = (uint32_t)cfg->http_read_timeout_ms;
 	sc.idle_timeout_ms = (uint32_t)cfg->http_idle_timeout_ms;
-	sc.on_request = kvp_httpd_request;
+	sc.on_request = on_request;
 	sc.on_abort = kvp_httpd_abort;
+	sc.on_undelivered = kvp_httpd_undelivered;
 	sc.on_too_large = kvp_httpd_too_large;
 	sc.ctx = h;
 	int rc = kvp_http_server_open(h->loop, &sc, out);
@@ -170,9 +180,11 @@ static int open_all(struct kvp_httpd *h)
 	if (rc)
 		return rc;
 	kvp_loop_before_sleep(h->loop, before_sleep, h);
-	rc = open_server(h, h->boot.config->eff.api_port, &h->api);
-	if (!rc && h->boot.config->eff.metrics_port)
-		rc = open_server(h, h->boot.config->eff.metrics_port, &h->metrics);
+	const struct kvp_config_derived *eff = &h->boot.config->eff;
+	if (eff->api_port)
+		rc = open_server(h, eff->api_port, kvp_httpd_request, &h->api);
+	if (!rc && eff->metrics_port)
+		rc = open_server(h, eff->metrics_port, kvp_httpd_metrics_request, &h->metrics);
 	return rc;
 }
 
@@ -214,7 +226,8 @@ int main(int argc, char **argv)
 	kvp_radix_touch(&h.boot.region->radix, &h.touch, TOUCH_FIRST_BYTES);
 	on_beat(&h, &h.beat);
 	kvp_boot_control(&h.boot, KVP_CTL_RUN);
-	KVP_LOG_I("httpd.run", "port=%u", kvp_http_server_port(h.api));
+	KVP_LOG_I("httpd.run", "port=%u metrics_port=%u", h.api ? kvp_http_server_port(h.api) : 0,
+		h.metrics ? kvp_http_server_port(h.metrics) : 0);
 	rc = kvp_loop_run(h.loop);
 	close_all(&h);
 	return rc ? KVP_EXIT_AGAIN : KVP_EXIT_OK;

@@ -287,6 +287,25 @@ void kvp_httpd_request(void *ctx, struct kvp_http_req *r)
 	kvp_httpd_run(ctx, r, 0);
 }
 
+/* The metrics port may be open to more clients than the API: it shows, and changes nothing. */
+void kvp_httpd_metrics_request(void *ctx, struct kvp_http_req *r)
+{
+	struct kvp_call c = {.h = ctx, .req = r};
+	const char *seg, *text;
+	size_t seg_len;
+	int status;
+	const struct route *rt = find(r, &seg, &seg_len, &status, &text);
+	if (rt && rt->run != kvp_route_metrics && rt->run != kvp_route_health && rt->run != kvp_route_ready) {
+		status = 404;
+		text = "route not found";
+		rt = NULL;
+	}
+	if (rt)
+		rt->run(&c);
+	else
+		kvp_reply_error(&c, status, text);
+}
+
 void kvp_httpd_run(struct kvp_httpd *h, struct kvp_http_req *r, uint64_t since_ns)
 {
 	struct kvp_call c = {.h = h, .req = r, .since_ns = since_ns};

@@ -112,6 +112,8 @@ void kvp_reply_selection(struct kvp_call *c, int status, struct kvp_str model, s
 		kvp_reply_error(c, status, kvp_selection_error(h->selection));
 	} else {
 		write_selection(&h->out, model, group, a, kind);
+		if (kind == KVP_SELECT_AND_RESERVE)
+			kvp_httpd_tag_booking(c, a->selection_id);
 		kvp_reply_json(c, 200);
 	}
 }
