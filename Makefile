@@ -79,7 +79,7 @@ SCRIPTS :=
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check torture mutation fuzz bench bench-scale lint run deps install clean help
+.PHONY: all lib tests benches test check torture mutation fuzz bench bench-scale bench-http lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -134,6 +134,11 @@ run: deps
 bench bench-scale: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) benches $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
 	KVP_BUILD_DIR=$(B) bench/bars.py $(if $(filter bench-scale,$@),--scale,--raw) $(BENCH_ARGS)
+	$(if $(filter bench,$@),KVP_BUILD_DIR=$(B) bench/bars_http.py --raw)
+# The Selection API over HTTP, and beside it the reference service where pip can install it.
+bench-http: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/bench/b_api
+	KVP_BUILD_DIR=$(B) bench/bars_http.py --raw $(BENCH_ARGS)
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC)) tests/s_torture.t
 # Every one-line breakage of the list, in every build that one asks for (about ten minutes).
@@ -157,6 +162,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | test | lint | bench | bench-scale | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | test | lint | bench | bench-scale | bench-http | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
