@@ -230,12 +230,11 @@ static uint64_t load_a(struct kvp_book *b, uint64_t old, const struct kvp_resv_s
 static uint64_t load_b(struct kvp_book *b, uint64_t old, const struct kvp_resv_shm *e, uint64_t s)
 {
 	int64_t d = (int64_t)kvp_ld_rlx_u64(S_BASE(s) == ST_OUT_B ? &e->delta_out : &e->delta);
-	uint64_t sum = old + (uint64_t)d;
-	int wrapped = d >= 0 ? sum < old : sum > old;
-	if (!wrapped)
-		return sum;
+	__int128 sum = (__int128)old - (old > KVP_LOAD_BLK_MAX ? (__int128)1 << 64 : 0) + d;
+	if (sum <= (__int128)KVP_LOAD_BLK_MAX && sum >= -(__int128)KVP_LOAD_BLK_DEBT_MAX)
+		return (uint64_t)sum;
 	book_ctr(b, KVP_CTR_BOOK_CLAMPED, 1);
-	return d >= 0 ? UINT64_MAX : 0;
+	return sum > 0 ? KVP_LOAD_BLK_MAX : -KVP_LOAD_BLK_DEBT_MAX;
 }
 
 enum book_apply book_apply(
@@ -264,9 +263,10 @@ enum book_apply book_apply(
 		if (want ? ctl != want
 			 : CTL_STATE(ctl) != KVP_CTL_OPEN || CTL_GEN(ctl) != kvp_ld_rlx_u32(&e->rank_gen))
 			return APPLY_FENCED;
-		if (seen && (old.hi != seen->version ||
-				    old.lo != (seen->prefill_tok << REQ_BITS | seen->requests) ||
-				    kvp_ld_acq_u64(&r->pair[PAIR_B].lo) != seen->active_blk_fx))
+		if (seen &&
+			(old.hi != seen->version ||
+				old.lo != (seen->prefill_tok << REQ_BITS | seen->requests) ||
+				kvp_load_blk_fx(kvp_ld_acq_u64(&r->pair[PAIR_B].lo)) != seen->active_blk_fx))
 			return APPLY_STALE;
 		book_help(b, old.hi);
 		struct kvp_u128 n = {on_b ? load_b(b, old.lo, e, s) : load_a(b, old.lo, e, s), tag};

@@ -82,7 +82,7 @@ static int count_all(struct kvp_book *b, uint32_t rank, uint64_t ctl, uint64_t s
 			book_frac(b, i, dom, kvp_ld_rlx_u64(&b->resv[i].frac_fx), &blk);
 	tok = tok < KVP_LOAD_TOK_MAX ? tok : KVP_LOAD_TOK_MAX;
 	sum[PAIR_A] = tok << 24 | req;
-	sum[PAIR_B] = blk > 0 ? (uint64_t)blk : 0;
+	sum[PAIR_B] = (uint64_t)blk;
 	return 1;
 }
 

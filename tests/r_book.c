@@ -273,6 +273,37 @@ static void drop_leaves_other_ranks(void)
 		"a claim may turn into a booking of another rank at %" PRIu64 " instants of a close", n - 1);
 }
 
+/* Two bookings of one block split the same entry of eight: the first one's change, which holds the seven it
+ * moved, is applied after the seven have ended. */
+static void outrun(const char *place)
+{
+	uint64_t h;
+	if (busy)
+		return;
+	busy = 1;
+	if (strcmp(place, "book:split") == 0 && !second_h)
+		moved_rc = book_simple(&second, SECOND, "second", 0, gen0, 10, seq, 1, &second_h);
+	if (strcmp(place, "book:blocks") == 0 && kvp_resv_find(&second, "crowd", 5, &h) == KVP_OK)
+		moved_rc |= kvp_resv_free(&second, h) | kvp_resv_free(&second, second_h);
+	busy = 0;
+}
+
+static void sum_below_zero_for_a_while(void)
+{
+	uint64_t h;
+	struct kvp_load l;
+	book_simple(&second, SECOND, "crowd", 0, gen0, 1, seq, 8, &h);
+	moved_rc = KVP_ERR_INVAL;
+	kvp_point_hook = outrun;
+	book_simple(&f.b, FIRST, "first", 0, gen0, 100, seq, 1, &first_h);
+	kvp_point_hook = NULL;
+	is_u64((uint64_t)-moved_rc, KVP_OK, "the same entry split by another, then ended");
+	kvp_load_read(&f.b, 0, &l);
+	is_u64(l.active_blk_fx, KVP_BLK_FX_ONE, "one block is left");
+	is_u64(kvp_book_check(&f.b), 0, "as its booking says");
+	clean();
+}
+
 static void hand_over(const char *place)
 {
 	if (strcmp(place, "book:sweep_claim") != 0)
@@ -325,6 +356,7 @@ int main(void)
 		}
 	}
 	drop_leaves_other_ranks();
+	sum_below_zero_for_a_while();
 	handed_behind_sweep();
 	kvp_book_leave(&second);
 	fixture_drop(&f);
