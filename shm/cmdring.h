@@ -33,6 +33,7 @@ enum kvp_cmd_type {
 	KVP_CMD_WORKER_POST,   /* payload: JSON body; reply: JSON */
 	KVP_CMD_WORKER_PATCH,  /* worker_id and JSON body */
 	KVP_CMD_WORKER_DELETE, /* worker_id */
+	KVP_CMD_DUMP,	       /* a page of a dump: daemons/common/dump_page.h */
 	KVP_CMD_TYPE_CNT
 };
 

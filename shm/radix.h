@@ -24,7 +24,7 @@
  *            happened fully or not at all.
  * Proved by  tests/t_radix.c, tests/m_radix.c, tests/t_radix_crash.c, tests/v_index.c,
  *            tests/t_radix_merge.c, tests/t_radix_give.c, tests/t_radix_table.c, tests/m_tiers.c,
- *            tests/t_tiers_crash.c, tests/torture/x_radix.c.
+ *            tests/t_tiers_crash.c, tests/m_tour.c, tests/torture/x_radix.c.
  */
 #ifndef KVP_SHM_RADIX_H
 #define KVP_SHM_RADIX_H
@@ -258,12 +258,39 @@ struct kvp_radix_dump_event {
 	uint64_t parent_ext;
 	const uint64_t *local, *ext; /* valid during the callback only */
 };
+
+/* Tours: what a slot holds, told in steps while the tree changes in between. A tour is for the device or for
+ * the lower tiers; to tell everything, take one of each, in this order.
+ * Told is every block that the slot holds, together with all blocks before it, under the same names from the
+ * beginning of the first tour to the end of the last; of what comes or goes meanwhile, some. Everything told
+ * was held at that moment. A parent is told before its children (in the same tier, or in any if the child is
+ * in a lower one), unless it or what is before it came meanwhile: a receiver that was not told the parent
+ * drops the child. Left out are device blocks behind one that is not held on the device, and other blocks
+ * behind one that is held nowhere. A further external hash of a block is an event of its own. A block may be
+ * told twice. */
+#define KVP_RADIX_TOUR_MAX 64
+#define KVP_RADIX_TOUR_ROOM 192
+enum kvp_radix_tour_part { KVP_RADIX_TOUR_DEVICE, KVP_RADIX_TOUR_LOW };
+/* Takes what an event tells, or the first blocks of it: returns how many. Fewer than n: no room now. */
+typedef uint32_t kvp_radix_tour_fn(void *ctx, const struct kvp_radix_dump_event *ev);
+/* kvp_radix_tour_begin gives the number of a new tour, never 0; of KVP_RADIX_TOUR_MAX under way the one that
+ * has not been stepped for the longest time is forgotten. 0: slot out of range.
+ * kvp_radix_tour_step goes on for budget looks at runs (50 to 100 ns each; at least 4) or until fn has no
+ * room; fn must have room for KVP_RADIX_TOUR_ROOM events of one block when a step begins; of a block with
+ * more names than that only the first ones may be told. KVP_OK: the tour has come to its end and its number
+ * is void; KVP_ERR_AGAIN: call again; KVP_ERR_NOTFOUND: void number (forgotten, or another writer's).
+ * kvp_radix_tour_end gives up a tour; void numbers are allowed. */
+uint64_t kvp_radix_tour_begin(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tour_part part);
+int kvp_radix_tour_step(
+	struct kvp_radix_w *w, uint64_t id, uint32_t budget, kvp_radix_tour_fn *fn, void *ctx);
+void kvp_radix_tour_end(struct kvp_radix_w *w, uint64_t id);
+/* kvp_radix_tour_age, called now and then, gives up tours that were not stepped for more than max calls. */
+void kvp_radix_tour_age(struct kvp_radix_w *w, uint32_t max);
+
 typedef int kvp_radix_dump_fn(void *ctx, const struct kvp_radix_dump_event *ev);
-/* kvp_radix_w_dump reports what a slot (or every slot: KVP_RADIX_SLOT_ALL, slot by slot) holds: its device
- * blocks, then those of its lower tiers, parents before children. Left out and counted in *hidden (may be
- * NULL) are device blocks whose parent was not reported on the device, and other blocks whose parent was not
- * reported in any tier. A further external hash of a block comes as an event of its own. A callback result
- * other than 0 ends the dump and is returned. KVP_OK, INVAL. The tree must not be changed meanwhile. */
+/* kvp_radix_w_dump makes both tours of a slot (or of every slot: KVP_RADIX_SLOT_ALL, slot by slot) at once;
+ * the tree must not be changed meanwhile. Blocks left out are counted in *hidden (may be NULL). A callback
+ * result other than 0 ends the dump and is returned. KVP_OK, INVAL. */
 int kvp_radix_w_dump(
 	struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn, void *ctx, uint64_t *hidden);
 /* kvp_radix_w_check compares private against public state (after kvp_radix_check). Number of faults. */

@@ -229,6 +229,15 @@ struct kvp_radix_old { /* a table that was replaced: bytes before `at` are given
 	uint64_t at, bytes; /* bytes 0 = none */
 	uint32_t log2, side, tick;
 };
+struct kvp_radix_tour { /* see radix_tour.c */
+	uint64_t id;	   /* 0 = free */
+	uint64_t used;	   /* stamp of the last step */
+	uint64_t told;	   /* blocks */
+	uint32_t slot, part, age;
+	uint32_t rid, off; /* run at hand, 0 = end; next block in it */
+	/* lower tiers: highest run above that at hand that the device does not hold whole */
+	uint32_t broken;
+};
 struct kvp_radix_w {
 	struct kvp_radix r;
 	struct kvp_radix_geo geo;
@@ -268,6 +277,9 @@ struct kvp_radix_w {
 	uint64_t *key;	  /* keys of the blocks of the current operation */
 	uint32_t *dup;	  /* duplicate detection: stamp + index */
 	uint32_t dup_stamp;
+	struct kvp_radix_tour tour[KVP_RADIX_TOUR_MAX];
+	uint64_t tour_serial, tour_tick;
+	uint32_t tour_any; /* 1: some tour is under way */
 };
 
 static inline struct kvp_radix_hdr_shm *kvp_radix_hdr(const struct kvp_radix_w *w, uint32_t tslot)
@@ -412,6 +424,12 @@ int kvp_radix_recover(struct kvp_radix_w *w, struct kvp_radix_report *rep);
 
 /* radix_merge.c: merges in about budget looks at runs; returns looks done, 0 = nothing left to look at */
 uint32_t kvp_radix_merge_some(struct kvp_radix_w *w, uint32_t budget);
+
+/* radix_tour.c: tours are moved along: before a run is unlinked; after a run was cut behind len blocks; after
+ * a tail was put into its head of len blocks */
+void kvp_radix_tour_gone(struct kvp_radix_w *w, uint32_t rid);
+void kvp_radix_tour_cut(struct kvp_radix_w *w, uint32_t head, uint32_t tail, uint32_t len);
+void kvp_radix_tour_merged(struct kvp_radix_w *w, uint32_t head, uint32_t tail, uint32_t len);
 
 /* radix_give.c: returns looks done, 0 = nothing to give back now */
 uint32_t kvp_radix_give_back(struct kvp_radix_w *w, uint32_t budget);

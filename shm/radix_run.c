@@ -196,6 +196,7 @@ void kvp_radix_reap(struct kvp_radix_w *w, uint32_t rid)
 		uint32_t up = kvp_radix_parent_of(w, rid), ref = h->cut_ref,
 			 cls = KVP_RADIX_CUT_CLASS(h->cut_n), low_ref = h->low_ref, low_n = h->low_n;
 		kvp_radix_kill(w, w->tslot[rid]);
+		kvp_radix_tour_gone(w, rid);
 		run_unlink(w, rid);
 		kvp_radix_col_unuse(w, base, cap);
 		if (cls)
@@ -338,6 +339,7 @@ int kvp_radix_split(struct kvp_radix_w *w, uint32_t rid, uint32_t len)
 	kvp_st_rel_u32(&w->priv->split_on, 0);
 	split_private(w, rid, tail, at, end);
 	kvp_radix_low_clip(w, rid);
+	kvp_radix_tour_cut(w, rid, tail, len);
 	kvp_st_rlx_u64(&w->pub->stat.tombstones, w->pub->stat.tombstones - reused);
 	kvp_st_rlx_u64(&w->pub->stat.runs, w->pub->stat.runs + 1);
 	kvp_radix_count(w, &w->pub->stat.splits, KVP_CTR_RADIX_SPLITS, 1);
