@@ -3,8 +3,8 @@
 
 Each scenario must pass whole and leave a region in which kvpickctl check finds no fault. Those that book run a second
 time with three HTTP processes: every request then meets any of them. SCENARIO=id[,id] runs single ones,
-HTTPD_PROCESSES=n[,n] all of them with these numbers of processes. Scenarios and single steps of parts that the node
-does not have yet are listed in LATER and LATER_STEPS, with the part they need."""
+HTTPD_PROCESSES=n[,n] all of them with these numbers of processes. Scenarios of parts that the node
+does not have yet are listed in LATER, with the part they need."""
 import json
 import os
 import sys
@@ -19,7 +19,6 @@ LATER = {
     "replica sync": {"replica-off", "replica-on", "replica-static-peers"},
     "a minute of waiting": {"expiry"},
 }
-LATER_STEPS = {("explicit-not-ready", 8): "GET /dump", ("odd-names", 4): "GET /dump", ("seed-flow", 23): "GET /dump"}
 
 
 def run(tap, scenario, tmp, processes):
@@ -43,8 +42,6 @@ def run(tap, scenario, tmp, processes):
         saved, live = {}, {}
         base = f"http://127.0.0.1:{node.port}"
         for i, step in enumerate(scenario["steps"] if started else [], 1):
-            if (scenario["id"], i) in LATER_STEPS:
-                continue
             try:
                 diffs = api_vectors.run_step(base, step, saved, live)
             except Exception as exc:  # a failed step, not a failed test program

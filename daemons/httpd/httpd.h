@@ -23,8 +23,8 @@
 #define KVP_HTTPD_CMD_TIMEOUT_NS (10ull * 1000000000ull) /* wait for the indexer's answer */
 #define KVP_HTTPD_ROWS_MAX 65536
 
-/* What a request's `user` points to while its answer is outstanding: the first member of both kinds. */
-enum kvp_httpd_job { KVP_HTTPD_COMMAND, KVP_HTTPD_WAIT };
+/* What a request's `user` points to while its answer is outstanding: the first member of all kinds. */
+enum kvp_httpd_job { KVP_HTTPD_COMMAND, KVP_HTTPD_WAIT, KVP_HTTPD_DUMP };
 
 /* A worker command that waits for the indexer. */
 struct kvp_httpd_cmd {
@@ -52,6 +52,8 @@ struct kvp_httpd_wait {
 };
 #define KVP_HTTPD_WAIT_BUCKETS 4096
 
+struct kvp_httpd_dump; /* routes_dump.c: a dump that is being sent */
+
 struct kvp_httpd {
 	struct kvp_boot boot;
 	struct kvp_loop *loop;
@@ -60,6 +62,7 @@ struct kvp_httpd {
 	struct kvp_parse parse;
 	struct kvp_jw out;
 	struct kvp_httpd_cmd *pending;
+	struct kvp_httpd_dump *dumps;
 	struct kvp_httpd_parked *parked; /* oldest first */
 	struct kvp_policy policy;
 	struct kvp_httpd_wait *waits;				/* all, newest first */
@@ -118,6 +121,7 @@ void kvp_route_health(struct kvp_call *c);
 void kvp_route_ready(struct kvp_call *c);
 void kvp_route_loads(struct kvp_call *c);
 void kvp_route_metrics(struct kvp_call *c);
+void kvp_route_dump(struct kvp_call *c);
 void kvp_route_peer_change(struct kvp_call *c);
 void kvp_route_peer_list(struct kvp_call *c);
 
@@ -146,6 +150,11 @@ void kvp_httpd_wait_end(struct kvp_httpd *h);
  * the client is gone before the answer can reach it, kvp_httpd_undelivered ends the booking. */
 void kvp_httpd_tag_booking(struct kvp_call *c, struct kvp_str id);
 void kvp_httpd_undelivered(void *ctx, uint64_t tag);
+
+/* routes_dump.c. kvp_httpd_dump_poll goes on with the dumps that can; 1 if there was one.
+ * kvp_httpd_dump_drop: the client has gone. */
+int kvp_httpd_dump_poll(struct kvp_httpd *h);
+void kvp_httpd_dump_drop(struct kvp_httpd *h, struct kvp_httpd_dump *x);
 
 /* kvp_httpd_poll_commands answers the requests whose command the indexer has answered; 1 if there was one. */
 int kvp_httpd_poll_commands(struct kvp_httpd *h);

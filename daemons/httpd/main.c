@@ -18,6 +18,8 @@ void kvp_httpd_abort(void *ctx, struct kvp_http_req *r)
 		return;
 	if (*job == KVP_HTTPD_WAIT)
 		kvp_httpd_wait_drop(ctx, r->user);
+	else if (*job == KVP_HTTPD_DUMP)
+		kvp_httpd_dump_drop(ctx, r->user);
 	else
 		((struct kvp_httpd_cmd *)r->user)->req = NULL; /* it goes on; its reply is thrown away */
 }
@@ -30,6 +32,7 @@ static void on_wake(void *ctx, int fd)
 	kvp_httpd_poll_commands(h);
 	kvp_httpd_retry(h);
 	kvp_httpd_wait_poll(h);
+	kvp_httpd_dump_poll(h);
 }
 
 /* before_sleep: neither replies of the indexer nor turns of waiting requests must be missed between the last
@@ -37,10 +40,11 @@ static void on_wake(void *ctx, int fd)
 static int before_sleep(void *ctx)
 {
 	struct kvp_httpd *h = ctx;
-	if (!h->pending && !h->parked && !h->waits)
+	if (!h->pending && !h->parked && !h->waits && !h->dumps)
 		return 0;
 	kvp_slot_sleep(h->boot.slots);
-	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h) | kvp_httpd_wait_poll(h);
+	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h) | kvp_httpd_wait_poll(h) |
+	       kvp_httpd_dump_poll(h);
 }
 
 static void on_drained(void *ctx)
@@ -109,6 +113,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_ctr_max(h->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	count_http(h);
 	kvp_httpd_poll_commands(h);
+	kvp_httpd_dump_poll(h);
 	reap_sessions(h);
 	kvp_httpd_wait_poll(h);
 	kvp_radix_touch(&h->boot.region->radix, &h->touch, TOUCH_BYTES);

@@ -33,6 +33,7 @@ static const struct route route[] = {
 	{KVP_HTTP_POST, "/replica_sync/register_peer", JSON_BODY, kvp_route_peer_change},
 	{KVP_HTTP_POST, "/replica_sync/deregister_peer", JSON_BODY, kvp_route_peer_change},
 	{KVP_HTTP_GET, "/replica_sync/peers", NO_BODY, kvp_route_peer_list},
+	{KVP_HTTP_GET, "/dump", NO_BODY, kvp_route_dump},
 	{KVP_HTTP_GET, "/health", NO_BODY, kvp_route_health},
 	{KVP_HTTP_GET, "/ready", NO_BODY, kvp_route_ready},
 	{KVP_HTTP_GET, "/metrics", NO_BODY, kvp_route_metrics},

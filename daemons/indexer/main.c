@@ -15,6 +15,7 @@
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
 #include "daemons/indexer/ahead.h"
+#include "daemons/indexer/dump.h"
 #include "daemons/indexer/indexer.h"
 #include "daemons/indexer/listener.h"
 #include "shm/region.h"
@@ -27,6 +28,7 @@ enum {
 	LOOKS_PER_IDLE_TURN = 1024, /* upkeep of the tree: under a millisecond, merges included about two */
 	LOOKS_PER_TURN = 16,
 	SLEEP_MS = KVP_SLEEP_MAX_MS,
+	TOUR_AGE_MAX = 60, /* looks of the gauges' timer: seconds */
 };
 #define EXPIRE_EVERY_NS 60000000000ull
 #define GAUGES_EVERY_NS 1000000000ull
@@ -172,6 +174,7 @@ static void command(struct daemon *d, struct kvp_cmd_cell *c)
 	struct kvp_cmdring *ring = &d->boot.region->cmd;
 	struct kvp_idx *idx = &d->idx;
 	char *buf = kvp_cmd_buffer(ring, c);
+	uint32_t len;
 	int status;
 	switch (c->type) {
 	case KVP_CMD_PING:
@@ -190,6 +193,10 @@ static void command(struct daemon *d, struct kvp_cmd_cell *c)
 	case KVP_CMD_WORKER_DELETE:
 		status = kvp_idx_worker_delete(idx, c->worker_id);
 		break;
+	case KVP_CMD_DUMP:
+		status = kvp_idx_dump(idx, c, buf, &len);
+		kvp_cmd_reply(ring, c, status, len);
+		return;
 	default:
 		kvp_boot_error(&d->boot, KVP_ERR_PROTO, "indexer", __LINE__, "command of an unknown type");
 		kvp_cmd_reply(ring, c, KVP_ERR_PROTO, 0);
@@ -252,6 +259,7 @@ static void timers(struct daemon *d, uint64_t now)
 	}
 	if (now >= d->gauges_ns) {
 		kvp_idx_gauges(&d->idx);
+		kvp_radix_tour_age(d->radix, TOUR_AGE_MAX);
 		d->gauges_ns = now + GAUGES_EVERY_NS;
 	}
 	if (now >= d->expire_ns) {
