@@ -3,8 +3,8 @@
 (some of them lost on the way) and clients book. In the end nothing may be left of the bookings, kvpickctl check
 must find nothing, and the overlap of every prompt must be what a naive model of the events says.
 
-KVP_SEED replays the choices. 100 kills, or as many as come in 25 seconds; KVP_TORTURE_S: so many seconds at most,
-and 1000 kills."""
+KVP_SEED replays the choices. 100 kills, or as many as come in 25 seconds; KVP_KILLS: so many, in 600 seconds at
+most; KVP_TORTURE_S: so many seconds at most, and 1000 kills."""
 import os
 import random
 import signal
@@ -174,8 +174,9 @@ def rampage(node, clients, chance, seconds, most):
 
 def main():
     seed = int(os.environ.get("KVP_SEED") or time.time_ns() % 1000000)
-    long_form = os.environ.get("KVP_TORTURE_S")
-    seconds, most = (float(long_form), 1000) if long_form else (25.0, 100)
+    asked_s, asked_kills = os.environ.get("KVP_TORTURE_S"), os.environ.get("KVP_KILLS")
+    seconds = float(asked_s or (600 if asked_kills else 25))
+    most = int(asked_kills or (1000 if asked_s else 100))
     print(f"# KVP_SEED={seed}")
     tap, chance = Tap(), random.Random(seed)
     with Node("--httpd-processes", "2", "--restart-backoff-max-ms", "100") as node:
