@@ -63,23 +63,19 @@ TORTURE_SRC := $(wildcard tests/torture/x_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/f_*.c)
 HELPER_SRC := $(wildcard tests/helpers/*.c)
 BENCH_SRC := $(wildcard bench/b_*.c)
+# Tests that kill at named places find these in every build: a library of its own of what has such places.
+POINT_A := $(B)/libkvpick-points.a
+POINT_TESTS := $(addprefix $(B)/tests/,t_catalogue t_cmdring_crash t_memo t_radix_crash t_reconcile t_tiers_crash)
 TESTS := $(patsubst %.c,$(B)/%,$(TEST_SRC) $(TORTURE_SRC) $(FUZZ_SRC))
 HELPERS := $(patsubst %.c,$(B)/%,$(HELPER_SRC))
 BENCHES := $(patsubst %.c,$(B)/%,$(BENCH_SRC))
 SCRIPTS := $(wildcard tests/[sk]_*.t tests/crash/k_*.t) tests/mutation.t
 
-# ThreadSanitizer sees the threads of one process. Left out there: tests that kill processes of their own and
-# look at what is left (their structures run on threads in the x_ tests), and the scripts (nodes of several
-# processes; the one daemon part with threads is t_events'). t_http has one thread and takes minutes there.
-TSAN_OUT := tests/t_book_crash tests/t_boot tests/t_cmdring_crash tests/t_radix_crash tests/torture/x_radix \
-	tests/t_http
 ifeq ($(BUILD),tsan)
-TESTS := $(filter-out $(addprefix $(B)/,$(TSAN_OUT)),$(TESTS))
-SCRIPTS :=
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check torture mutation fuzz bench bench-scale lint run deps install clean help
+.PHONY: all lib tests benches test check torture mutation fuzz bench bench-scale bench-http lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -88,6 +84,9 @@ benches: all $(BENCHES)
 $(B)/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
+$(B)/points/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DKVP_TEST_POINTS -c -o $@ $<
 $(B)/%.cc.o: %.cc
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -c -o $@ $<
@@ -95,7 +94,8 @@ $(LIB_A): $(call obj,$(SHM_SRC) $(SELECT_SRC))
 $(IPC_A): $(call obj,$(IPC_SRC))
 $(COMMON_A): $(call obj,$(COMMON_SRC))
 $(BENCH_A): $(call obj,$(BENCH_LIB_SRC))
-$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A):
+$(POINT_A): $(patsubst %,$(B)/points/%.o,shm/point.c $(shell grep -lw KVP_POINT $(SHM_SRC)))
+$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(POINT_A):
 	@mkdir -p $(@D)
 	@rm -f $@
 	ar rcs $@ $^
@@ -116,7 +116,9 @@ $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(LINK)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(LINK) $(LIBS)
+$(POINT_TESTS): $(POINT_A)
+$(POINT_TESTS:=.c.o): CFLAGS += -DKVP_TEST_POINTS
 
 deps:
 	@deploy/deps.sh
@@ -134,6 +136,11 @@ run: deps
 bench bench-scale: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) benches $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
 	KVP_BUILD_DIR=$(B) bench/bars.py $(if $(filter bench-scale,$@),--scale,--raw) $(BENCH_ARGS)
+	$(if $(filter bench,$@),KVP_BUILD_DIR=$(B) bench/bars_http.py --raw)
+# The Selection API over HTTP, and beside it the reference service where pip can install it.
+bench-http: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/bench/b_api
+	KVP_BUILD_DIR=$(B) bench/bars_http.py --raw $(BENCH_ARGS)
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC)) tests/s_torture.t
 # Every one-line breakage of the list, in every build that one asks for (about ten minutes).
@@ -157,6 +164,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | test | lint | bench | bench-scale | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | test | lint | bench | bench-scale | bench-http | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -51,7 +51,7 @@ static void expect_key(struct checker *c, uint64_t key, uint32_t at, uint32_t ra
 		i = (i + 1) & c->mask;
 	if (c->tab[i].key && c->tab[i].at != at)
 		fault(c, "rank %" PRIu32 ": block %016" PRIx64 " is there twice", rank, key);
-	c->tab[i] = (struct expect){ key, at };
+	c->tab[i] = (struct expect){key, at};
 }
 
 static void check_group(struct checker *c, struct book_dom dom, const uint64_t *h, uint32_t n, uint32_t rank)
@@ -144,7 +144,8 @@ static void check_ranks(struct checker *c)
 		kvp_load_read(c->b, r, &l);
 		if (st == KVP_CTL_RECOUNT || st == KVP_CTL_CLEAN)
 			fault(c, "rank %" PRIu32 ": recount under way", r);
-		if (l.prefill_tok != c->tok[r] || l.requests != c->req[r] || l.active_blk_fx != c->blk[r])
+		if (l.prefill_tok != c->tok[r] || l.requests != c->req[r] ||
+			kvp_ld_acq_u64(&kvp_rank_at(c->b, r)->pair[PAIR_B].lo) != c->blk[r])
 			fault(c,
 				"rank %" PRIu32 ": load %" PRIu64 " tokens %" PRIu32
 				" requests %.6f blocks, want %" PRIu64 " %" PRIu64 " %.6f",
@@ -199,7 +200,7 @@ uint64_t kvp_book_check(struct kvp_book *b)
 	for (uint32_t i = 0; i < b->id_cnt; i++)
 		if (S_BASE(kvp_ld_acq_u64(book_state(b, i))) != ST_FREE)
 			keys += kvp_ld_rlx_u32(&b->resv[i].seq_cnt);
-	struct checker c = { .b = b, .mask = 1 };
+	struct checker c = {.b = b, .mask = 1};
 	while (c.mask < 2 * keys)
 		c.mask <<= 1;
 	c.tab = calloc(c.mask, sizeof(*c.tab));

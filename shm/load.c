@@ -16,12 +16,11 @@ struct layout { /* offsets from the object's start */
 
 static uint32_t layout_hash(void)
 {
-	const size_t w[] = { KVP_LOAD_PADDED_MAX, sizeof(struct kvp_bucket_shm), KVP_ACTIVE_RUN,
-		ACT_USED_LINES,
-		sizeof(struct kvp_book_hdr_shm), sizeof(struct kvp_rank_shm),
+	const size_t w[] = {KVP_LOAD_PADDED_MAX, sizeof(struct kvp_bucket_shm), KVP_ACTIVE_RUN,
+		ACT_USED_LINES, sizeof(struct kvp_book_hdr_shm), sizeof(struct kvp_rank_shm),
 		sizeof(struct kvp_resv_shm), sizeof(struct kvp_chunk_shm), offsetof(struct kvp_resv_shm, id),
 		offsetof(struct kvp_resv_shm, out_fx), offsetof(struct kvp_book_hdr_shm, live), ST_CNT,
-		KVP_ACTIVE_REACH, KVP_RESV_WINDOW, CHUNK_KEYS };
+		KVP_ACTIVE_REACH, KVP_RESV_WINDOW, CHUNK_KEYS};
 	return kvp_obj_hash(w, sizeof(w) / sizeof(w[0]));
 }
 
@@ -125,7 +124,8 @@ void kvp_book_attach(struct kvp_book *b, kvp_owner owner, struct kvp_ctr_column_
 	b->ctr = column;
 	/* Cursors of different processes start far apart, so that they seldom try the same chunk. */
 	b->chunk_cur = (uint32_t)(((uint64_t)owner * 0x9e3779b1u) % b->chunk_cnt);
-	b->nonce = 0;
+	/* and an owner's entries do not get the same nonces as those of its predecessor in the slot */
+	b->nonce = (uint32_t)((uint64_t)owner * 0x9e3779b1u >> 16) & 0xffffu;
 }
 
 void kvp_book_leave(struct kvp_book *b)
@@ -144,9 +144,15 @@ int kvp_book_delete(void *mem)
 static uint64_t s_applied(uint64_t s)
 {
 	static const uint8_t next[ST_CNT] = {
-		[ST_BOOK_A] = ST_BOOK_REF, [ST_BOOK_A0] = ST_BOOKED, [ST_BOOK_B] = ST_BOOKED,
-		[ST_UNDO_B] = ST_UNDO_A, [ST_UNDO_A] = ST_CLAIM, [ST_PRE_A] = ST_BOOKED,
-		[ST_OUT_B] = ST_BOOKED, [ST_FREE_A] = ST_FREE_REF, [ST_FREE_A1] = ST_FREED,
+		[ST_BOOK_A] = ST_BOOK_REF,
+		[ST_BOOK_A0] = ST_BOOKED,
+		[ST_BOOK_B] = ST_BOOKED,
+		[ST_UNDO_B] = ST_UNDO_A,
+		[ST_UNDO_A] = ST_CLAIM,
+		[ST_PRE_A] = ST_BOOKED,
+		[ST_OUT_B] = ST_BOOKED,
+		[ST_FREE_A] = ST_FREE_REF,
+		[ST_FREE_A1] = ST_FREED,
 		[ST_FREE_B] = ST_FREED,
 	};
 	uint64_t n = s_to(s, next[S_BASE(s)], S_SLOT(s));
@@ -224,16 +230,15 @@ static uint64_t load_a(struct kvp_book *b, uint64_t old, const struct kvp_resv_s
 static uint64_t load_b(struct kvp_book *b, uint64_t old, const struct kvp_resv_shm *e, uint64_t s)
 {
 	int64_t d = (int64_t)kvp_ld_rlx_u64(S_BASE(s) == ST_OUT_B ? &e->delta_out : &e->delta);
-	uint64_t sum = old + (uint64_t)d;
-	int wrapped = d >= 0 ? sum < old : sum > old;
-	if (!wrapped)
-		return sum;
+	__int128 sum = (__int128)old - (old > KVP_LOAD_BLK_MAX ? (__int128)1 << 64 : 0) + d;
+	if (sum <= (__int128)KVP_LOAD_BLK_MAX && sum >= -(__int128)KVP_LOAD_BLK_DEBT_MAX)
+		return (uint64_t)sum;
 	book_ctr(b, KVP_CTR_BOOK_CLAMPED, 1);
-	return d >= 0 ? UINT64_MAX : 0;
+	return sum > 0 ? KVP_LOAD_BLK_MAX : -KVP_LOAD_BLK_DEBT_MAX;
 }
 
-enum book_apply book_apply(struct kvp_book *b, uint32_t idx, uint64_t s, uint64_t want,
-	const struct kvp_load *seen)
+enum book_apply book_apply(
+	struct kvp_book *b, uint32_t idx, uint64_t s, uint64_t want, const struct kvp_load *seen)
 {
 	struct kvp_resv_shm *e = &b->resv[idx];
 	uint32_t rank = book_rank_of(b, e);
@@ -258,12 +263,13 @@ enum book_apply book_apply(struct kvp_book *b, uint32_t idx, uint64_t s, uint64_
 		if (want ? ctl != want
 			 : CTL_STATE(ctl) != KVP_CTL_OPEN || CTL_GEN(ctl) != kvp_ld_rlx_u32(&e->rank_gen))
 			return APPLY_FENCED;
-		if (seen && (old.hi != seen->version ||
-				    old.lo != (seen->prefill_tok << REQ_BITS | seen->requests) ||
-				    kvp_ld_acq_u64(&r->pair[PAIR_B].lo) != seen->active_blk_fx))
+		if (seen &&
+			(old.hi != seen->version ||
+				old.lo != (seen->prefill_tok << REQ_BITS | seen->requests) ||
+				kvp_load_blk_fx(kvp_ld_acq_u64(&r->pair[PAIR_B].lo)) != seen->active_blk_fx))
 			return APPLY_STALE;
 		book_help(b, old.hi);
-		struct kvp_u128 n = { on_b ? load_b(b, old.lo, e, s) : load_a(b, old.lo, e, s), tag };
+		struct kvp_u128 n = {on_b ? load_b(b, old.lo, e, s) : load_a(b, old.lo, e, s), tag};
 		KVP_POINT("book:before_pair");
 		if (kvp_cas_u128(pair, &old, n)) {
 			KVP_POINT("book:after_pair");
@@ -281,7 +287,7 @@ void book_fence(struct kvp_book *b, uint32_t rank, uint64_t tag, enum book_fence
 		struct kvp_u128 old = kvp_ld_u128(pair);
 		while (old.hi != tag) {
 			book_help(b, old.hi);
-			struct kvp_u128 n = { mode == FENCE_ZERO ? 0 : old.lo, tag };
+			struct kvp_u128 n = {mode == FENCE_ZERO ? 0 : old.lo, tag};
 			if (kvp_cas_u128(pair, &old, n))
 				break;
 		}
@@ -297,10 +303,18 @@ static uint32_t drop_one(struct kvp_book *b, uint32_t idx, uint32_t rank, uint64
 	uint64_t *w = book_state(b, idx);
 	for (;;) {
 		uint64_t s = kvp_ld_acq_u64(w);
-		if (S_BASE(s) == ST_FREED) /* its performer may have died before it dropped the references */
-			book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1, PURGE_ALL);
-		if (!IS_IN(s, BASES_LIVE | BASES_FREEING))
+		KVP_POINT("book:drop_look");
+		if (!IS_IN(s, BASES_LIVE | BASES_FREEING | BASE_BIT(ST_FREED)))
 			return 0;
+		/* After the state, which does not change while the body is that of another booking. */
+		if (book_rank_of(b, &b->resv[idx]) != rank ||
+			kvp_ld_rlx_u32(&b->resv[idx].rank_gen) != CTL_GEN(ctl))
+			return 0;
+		if (S_BASE(s) ==
+			ST_FREED) { /* its performer may have died before it dropped the references */
+			book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1, PURGE_ALL);
+			return 0;
+		}
 		int ours = IS_IN(s, BASE_BIT(ST_BOOKED) | BASE_BIT(ST_PRE_A) | BASE_BIT(ST_OUT_B));
 		uint64_t n = s_to(s, ST_FREED, ours ? book_slot(b) : S_SLOT(s)) & ~(uint64_t)FL_WANT;
 		if (!kvp_cas_ar_u64(w, s, n))
@@ -318,9 +332,7 @@ uint32_t book_rank_drop(struct kvp_book *b, uint32_t rank, uint64_t ctl)
 {
 	uint32_t cnt = 0;
 	for (uint32_t i = 0; i < b->id_cnt; i++)
-		if (S_BASE(kvp_ld_acq_u64(book_state(b, i))) != ST_FREE &&
-			book_rank_of(b, &b->resv[i]) == rank)
-			cnt += drop_one(b, i, rank, ctl);
+		cnt += drop_one(b, i, rank, ctl);
 	return cnt;
 }
 

@@ -38,7 +38,11 @@ struct kvp_rank_shm { /* for the booking modules and the inline readers below on
 } __attribute__((aligned(32)));
 #define KVP_LOAD_PADDED_MAX 64 /* objects of so many rank slots keep each in a cache line of its own */
 #define KVP_RANK_PAIR_A 0 /* lo = prefill tokens << KVP_LOAD_REQ_BITS | requests */
-#define KVP_RANK_PAIR_B 1 /* lo = active blocks, fixed point */
+#define KVP_RANK_PAIR_B 1 /* lo = active blocks, fixed point, modulo 2^64 */
+/* A booking that takes over another's blocks may be counted after their end: until then the sum is below
+ * zero, by this much at most. Such sums read as zero. */
+#define KVP_LOAD_BLK_DEBT_MAX (1ULL << 60)
+#define KVP_LOAD_BLK_MAX (UINT64_MAX - KVP_LOAD_BLK_DEBT_MAX)
 #define KVP_LOAD_REQ_BITS 24
 
 struct kvp_book_hdr_shm;
@@ -96,6 +100,11 @@ static inline void kvp_book_on_end(struct kvp_book *b, void (*hook)(void *ctx, u
 	b->on_end_ctx = ctx;
 }
 
+static inline uint64_t kvp_load_blk_fx(uint64_t sum)
+{
+	return sum <= KVP_LOAD_BLK_MAX ? sum : 0;
+}
+
 struct kvp_load {
 	uint64_t prefill_tok;   /* tokens still to be prefilled by live bookings */
 	uint64_t active_blk_fx; /* live blocks, fixed point with KVP_BLK_FX_SHIFT fraction bits */
@@ -127,7 +136,7 @@ static inline void kvp_load_peek(struct kvp_load_view v, uint32_t rank_slot, uin
 	const struct kvp_rank_shm *r =
 		(const struct kvp_rank_shm *)(const void *)(v.rank + rank_slot * v.stride);
 	*prefill_tok = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_A].lo) >> KVP_LOAD_REQ_BITS;
-	*active_blk_fx = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_B].lo);
+	*active_blk_fx = kvp_load_blk_fx(kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_B].lo));
 }
 
 /* kvp_load_read copies the load of a rank slot; a closed or out-of-range slot reads as zero load.
@@ -143,7 +152,7 @@ static inline void kvp_load_read(const struct kvp_book *b, uint32_t rank_slot, s
 	l->prefill_tok = a >> KVP_LOAD_REQ_BITS;
 	l->requests = (uint32_t)(a & ((1u << KVP_LOAD_REQ_BITS) - 1));
 	l->version = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_A].hi);
-	l->active_blk_fx = kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_B].lo);
+	l->active_blk_fx = kvp_load_blk_fx(kvp_ld_rlx_u64(&r->pair[KVP_RANK_PAIR_B].lo));
 }
 
 /* kvp_load_prefetch hints that the load of a rank is read soon. Any slot number is harmless. */

@@ -31,8 +31,7 @@ struct kvp_radix_ahead {
 	struct kvp_radix_w *w;
 	enum kvp_radix_huge huge;
 	uint32_t name_want;  /* size (log2) of the next map of names, 0 = not needed; writer -> helper */
-	uint32_t spare_log2; /* of spare */
-	uint64_t spare;	     /* address of the map, 0 = none; release, exchange */
+	uint64_t spare; /* address of the map (a whole page) plus its log2, 0 = none; release, exchange */
 	int huge_ok;
 	struct area area[AREA_CNT];
 };
@@ -92,11 +91,21 @@ int kvp_radix_ahead_open(struct kvp_radix_w *w, enum kvp_radix_huge huge, struct
 	return KVP_OK;
 }
 
+/* One word says where the map is and how big: the helper makes the next one as soon as it is taken. */
+static void *spare_map(uint64_t spare)
+{
+	return (void *)(uintptr_t)(spare & ~(uint64_t)(KVP_PAGE - 1));
+}
+
+static uint32_t spare_log2(uint64_t spare)
+{
+	return spare & (KVP_PAGE - 1);
+}
+
 static void spare_free(struct kvp_radix_ahead *a)
 {
-	uint32_t log2 = a->spare_log2;
-	uint64_t p = kvp_xchg_ar_u64(&a->spare, 0);
-	kvp_radix_mem_put((void *)(uintptr_t)p, 8ULL << log2);
+	uint64_t spare = kvp_xchg_ar_u64(&a->spare, 0);
+	kvp_radix_mem_put(spare_map(spare), 8ULL << spare_log2(spare));
 }
 
 void kvp_radix_ahead_close(struct kvp_radix_ahead *a)
@@ -148,8 +157,9 @@ static uint64_t touch_area(struct area *x)
 static uint64_t make_spare(struct kvp_radix_ahead *a)
 {
 	uint32_t want = kvp_ld_rlx_u32(&a->name_want);
-	if (kvp_ld_rlx_u64(&a->spare)) {
-		if (want && want != a->spare_log2)
+	uint64_t spare = kvp_ld_rlx_u64(&a->spare);
+	if (spare) {
+		if (want && want != spare_log2(spare))
 			spare_free(a);
 		return 0;
 	}
@@ -166,8 +176,7 @@ static uint64_t make_spare(struct kvp_radix_ahead *a)
 		if (madvise(p + at, n, MADV_POPULATE_WRITE) != 0)
 			break;
 	}
-	a->spare_log2 = want;
-	kvp_xchg_ar_u64(&a->spare, (uint64_t)(uintptr_t)p); /* pairs with: kvp_radix_ahead_names */
+	kvp_xchg_ar_u64(&a->spare, (uint64_t)(uintptr_t)p | want); /* pairs with: kvp_radix_ahead_names */
 	return bytes;
 }
 
@@ -182,12 +191,12 @@ uint64_t kvp_radix_ahead_run(struct kvp_radix_ahead *a)
 uint64_t *kvp_radix_ahead_names(struct kvp_radix_w *w, uint32_t log2)
 {
 	struct kvp_radix_ahead *a = w->ahead;
-	uint64_t p = a && kvp_ld_acq_u64(&a->spare) ? kvp_xchg_ar_u64(&a->spare, 0) : 0;
-	if (p && a->spare_log2 != log2) {
-		kvp_radix_mem_put((void *)(uintptr_t)p, 8ULL << a->spare_log2);
+	uint64_t spare = a && kvp_ld_acq_u64(&a->spare) ? kvp_xchg_ar_u64(&a->spare, 0) : 0;
+	if (spare && spare_log2(spare) != log2) {
+		kvp_radix_mem_put(spare_map(spare), 8ULL << spare_log2(spare));
 		return NULL;
 	}
-	return (uint64_t *)(uintptr_t)p;
+	return spare_map(spare);
 }
 
 /* ---- readers ---- */

@@ -82,7 +82,7 @@ static int count_all(struct kvp_book *b, uint32_t rank, uint64_t ctl, uint64_t s
 			book_frac(b, i, dom, kvp_ld_rlx_u64(&b->resv[i].frac_fx), &blk);
 	tok = tok < KVP_LOAD_TOK_MAX ? tok : KVP_LOAD_TOK_MAX;
 	sum[PAIR_A] = tok << 24 | req;
-	sum[PAIR_B] = blk > 0 ? (uint64_t)blk : 0;
+	sum[PAIR_B] = (uint64_t)blk;
 	return 1;
 }
 
@@ -92,7 +92,7 @@ static int store_pairs(struct kvp_book *b, uint32_t rank, uint32_t epoch, const 
 		struct kvp_u128 *p = &kvp_rank_at(b, rank)->pair[i], old = kvp_ld_u128(p);
 		if (old.hi != tag_fence(epoch, FENCE_RECOUNT))
 			return 0;
-		struct kvp_u128 new = { sum[i], tag_fence(epoch, FENCE_COUNTED) };
+		struct kvp_u128 new = {sum[i], tag_fence(epoch, FENCE_COUNTED)};
 		if (!kvp_cas_u128(p, &old, new))
 			return 0;
 		KVP_POINT("book:recount_store");
@@ -173,10 +173,11 @@ static int performed_by_dead(const struct sweep *w, uint64_t s)
 	return slot == S_NO_SLOT || (w->dead && slot == KVP_OWNER_SLOT(w->dead));
 }
 
-static void sweep_claim(struct sweep *w, uint32_t idx)
+/* Gives up what its dead performer had in state s, unless another has moved it on: claims are handed over. */
+static void sweep_claim(struct sweep *w, uint32_t idx, uint64_t s)
 {
 	struct kvp_resv_shm *e = &w->b->resv[idx];
-	uint64_t s = kvp_ld_acq_u64(book_state(w->b, idx));
+	KVP_POINT("book:sweep_claim");
 	if (IS_IN(s, BASES_BOOKING)) {
 		book_gate_clean(w->b, kvp_ld_rlx_u32(&e->filling), S_SLOT(s));
 		uint64_t ctl = kvp_ld_rlx_u64(&e->op_ctl);
@@ -184,10 +185,12 @@ static void sweep_claim(struct sweep *w, uint32_t idx)
 		/* under another control word, what it still references is garbage */
 		if (rank < w->b->rank_max && book_ctl(w->b, rank) != ctl)
 			book_purge(w->b, idx, rank, CTL_EPOCH(ctl), 1, PURGE_ALL);
-		w->res->undo_cnt++;
-	} else {
-		w->res->claim_cnt++;
 	}
+	if (!kvp_cas_ar_u64(book_state(w->b, idx), s, s_to(s, ST_FREED, book_slot(w->b)))) {
+		w->left++;
+		return;
+	}
+	*(IS_IN(s, BASES_BOOKING) ? &w->res->undo_cnt : &w->res->claim_cnt) += 1;
 	book_release(w->b, idx);
 }
 
@@ -200,7 +203,7 @@ static void sweep_booking(struct sweep *w, uint32_t idx, uint64_t s)
 	uint32_t rank = book_rank_of(b, e);
 	uint64_t ctl = kvp_ld_rlx_u64(&e->op_ctl);
 	if (rank >= b->rank_max || book_ctl(b, rank) != ctl) {
-		sweep_claim(w, idx);
+		sweep_claim(w, idx, s);
 		return;
 	}
 	switch (S_BASE(s)) {
@@ -208,7 +211,7 @@ static void sweep_booking(struct sweep *w, uint32_t idx, uint64_t s)
 	case ST_BOOK_A0:
 		book_help(b, kvp_ld_u128(&kvp_rank_at(b, rank)->pair[PAIR_A]).hi);
 		if (kvp_ld_acq_u64(book_state(b, idx)) == s)
-			sweep_claim(w, idx); /* never applied, and nobody else applies it */
+			sweep_claim(w, idx, s); /* never applied, and nobody else applies it */
 		break;
 	case ST_BOOK_REF:
 	case ST_UNDO_REF:
@@ -319,7 +322,7 @@ static void sweep_one(struct sweep *w, uint32_t idx)
 		sweep_settled(w, idx, s);
 	} else if (performed_by_dead(w, s)) {
 		if (S_BASE(s) <= ST_CLAIM) {
-			sweep_claim(w, idx);
+			sweep_claim(w, idx, s);
 		} else if (S_BASE(s) == ST_FREED) {
 			sweep_freed(w, idx);
 		} else if (IS_IN(s, BASES_BOOKING)) {
@@ -371,7 +374,7 @@ int kvp_book_sweep_owner(struct kvp_book *b, kvp_owner dead, void (*visit)(void 
 	struct kvp_sweep_result *result)
 {
 	struct kvp_sweep_result dummy;
-	struct sweep w = { b, dead, visit, ctx, result ? result : &dummy, 0 };
+	struct sweep w = {b, dead, visit, ctx, result ? result : &dummy, 0};
 	memset(w.res, 0, sizeof(*w.res));
 	uint32_t slot = dead ? KVP_OWNER_SLOT(dead) : S_NO_SLOT;
 	book_gate_clean(b, kvp_ld_acq_u32(&b->hdr->filling[slot]), slot);

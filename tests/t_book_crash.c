@@ -331,10 +331,8 @@ static void test_close(void)
 
 int main(void)
 {
-#ifdef KVP_ATOMIC_C11
-	ok(1, "# SKIP processes, not threads");
-	return done();
-#endif
+	if (TAP_IS_TSAN)
+		return skip_all(TAP_PROCESSES);
 	fixture_make(&f, 4, 64, 1024);
 	prog = mmap(NULL, KVP_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	kvp_book_attach(&f.b, SURVIVOR, NULL);

@@ -226,6 +226,8 @@ int main(void)
 {
 	static struct kvp_config_err err;
 	const char *const env[] = {NULL};
+	if (TAP_IS_TSAN)
+		return skip_all(TAP_PROCESSES);
 	ok(mkdtemp(dir) && kvp_config_load(KVP_BIN_SUPERVISOR, 0, NULL, env, &cfg, NULL, &err) == KVP_OK,
 		"setup");
 	node();

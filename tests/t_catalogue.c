@@ -226,7 +226,6 @@ static void test_workers(struct kvp_cat_writer *w)
 		"a free slot has no text");
 }
 
-#ifdef KVP_TEST_POINTS
 static int left;
 static void die_here(const char *place)
 {
@@ -297,7 +296,6 @@ static void test_kill(void)
 	is_u64(faults, 0, "its successor finds a sound catalogue each time");
 	is_u64(wrong, 0, "and goes on");
 }
-#endif
 
 int main(void)
 {
@@ -312,8 +310,6 @@ int main(void)
 	test_workers(&w);
 	is_u64(w.worker_cnt + w.rank_cnt + w.index_cnt, 0, "nothing is left in use");
 	kvp_cat_w_close(&w);
-#ifdef KVP_TEST_POINTS
 	test_kill();
-#endif
 	return done();
 }

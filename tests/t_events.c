@@ -3,6 +3,7 @@
 #define IDX_REAL_LISTENERS
 #include <kvpick/clock.h>
 #include <msgpack.h>
+#include <pthread.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -176,12 +177,27 @@ static void woken(void *ctx)
 	(void)ctx;
 }
 
-static char failure[256];
+/* What a decoder thread told last. */
+static struct {
+	pthread_mutex_t lock;
+	char text[256];
+} failure = {PTHREAD_MUTEX_INITIALIZER, ""};
 
 static void failed(void *ctx, const char *text)
 {
 	(void)ctx;
-	snprintf(failure, sizeof(failure), "%s", text);
+	pthread_mutex_lock(&failure.lock);
+	snprintf(failure.text, sizeof(failure.text), "%s", text);
+	pthread_mutex_unlock(&failure.lock);
+}
+
+static const char *last_failure(void)
+{
+	static char text[sizeof(failure.text)];
+	pthread_mutex_lock(&failure.lock);
+	memcpy(text, failure.text, sizeof(text));
+	pthread_mutex_unlock(&failure.lock);
+	return text;
 }
 
 static int idx_open(void)
@@ -398,9 +414,10 @@ static void test_failed(void)
 	uint64_t retries = ctr(KVP_CTR_EV_RETRIES), restarts = ctr(KVP_CTR_EV_RESTART);
 	for (uint64_t s = 9; s >= 5; s--) /* three numbers that go back are believed */
 		store(&e, s, LIVE, 800 + s, 0, -1);
-	UNTIL(&e, ctr(KVP_CTR_EV_LISTENERS_FAILED) == 1);
+	UNTIL(&e, ctr(KVP_CTR_EV_LISTENERS_FAILED) == 1 && strstr(last_failure(), "worker 8"));
 	is_u64(ctr(KVP_CTR_EV_LISTENERS_FAILED), 1, "numbers that keep going back: failed");
-	ok(strstr(failure, "worker 8 rank 0") && strstr(failure, "several publishers"), "told: %s", failure);
+	const char *told = last_failure();
+	ok(strstr(told, "worker 8 rank 0") && strstr(told, "several publishers"), "told: %s", told);
 	ok(fake_reply_has(&idx, "\"schedulable\""), "the worker is schedulable all the same");
 	is_u64(held(8, 0), 1, "its rank holds what the last one believed had stored");
 	e.subscribers = 0;
@@ -415,15 +432,15 @@ static void test_failed(void)
 
 	char path[160] = "ipc:///tmp/";
 	memset(path + strlen(path), 'x', 130);
-	failure[0] = 0;
 	fake_post(&idx, "{\"worker_id\":9,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"%s\"}",
 		path);
 	ok(fake_reply_has(&idx, "\"schedulable\""), "an address that is refused: schedulable");
 	engine_open(&e, 0);
-	UNTIL(&e, ctr(KVP_CTR_EV_RETRIES) == retries + 2);
+	UNTIL(&e, ctr(KVP_CTR_EV_RETRIES) == retries + 2 && strstr(last_failure(), "worker 9"));
 	ok(ctr(KVP_CTR_EV_RETRIES) >= retries + 2 && ctr(KVP_CTR_EV_LISTENERS_FAILED) == 1,
 		"failed, tried again, failed");
-	ok(strstr(failure, "worker 9 rank 0: connect"), "told: %s", failure);
+	told = last_failure();
+	ok(strstr(told, "worker 9 rank 0: connect"), "told: %s", told);
 	kvp_idx_worker_delete(&idx, 9);
 	UNTIL(&e, ctr(KVP_CTR_EV_LISTENERS_FAILED) == 0);
 	is_u64(ctr(KVP_CTR_EV_LISTENERS_FAILED), 0, "until it is removed");

@@ -191,7 +191,6 @@ static void test_corrupt(void *mem)
 	kvp_memo_leave(&m);
 }
 
-#ifdef KVP_TEST_POINTS
 static uint64_t hits_left;
 
 static void kill_at(const char *place)
@@ -238,7 +237,6 @@ static void test_kill(void *mem, uint64_t *s)
 	is_u64(wrong, 0, "%llu kills: each key has its old or its new value", (unsigned long long)rounds);
 	munmap(sh, sizeof(*sh));
 }
-#endif
 
 int main(void)
 {
@@ -251,10 +249,8 @@ int main(void)
 	test_model(mem, &s);
 	test_full(mem);
 	test_corrupt(mem);
-#ifdef KVP_TEST_POINTS
 	memset(want, 0, sizeof(*want));
 	test_kill(mem, &s);
-#endif
 	munmap(mem, bytes);
 	munmap(want, sizeof(*want));
 	return done();

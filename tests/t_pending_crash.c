@@ -162,10 +162,8 @@ static void test_sweep(void)
 
 int main(void)
 {
-#ifdef KVP_ATOMIC_C11
-	ok(1, "# SKIP processes, not threads");
-	return done();
-#endif
+	if (TAP_IS_TSAN)
+		return skip_all(TAP_PROCESSES);
 	pend_make(&f, 1, 1, 1);
 	test_victim();
 	test_sweep();

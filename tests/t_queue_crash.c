@@ -319,6 +319,8 @@ static void test_owner_gone(void)
 
 int main(void)
 {
+	if (TAP_IS_TSAN)
+		return skip_all(TAP_PROCESSES);
 	queue_fixture_make(&f);
 	queue_proc_make(&f, &me, SURVIVOR);
 	test_kills("owner", owner_script);

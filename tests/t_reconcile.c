@@ -286,7 +286,6 @@ static void test_restart(void)
 	kvp_idx_clear_some(&idx, 10);
 }
 
-#ifdef KVP_TEST_POINTS
 static int left;
 static void die_here(const char *place)
 {
@@ -405,7 +404,6 @@ static void test_kill(void (*script_run)(struct kvp_idx *), int places)
 	is_u64(faults, 0, "the successor's catalogue is sound each time");
 	is_u64(wrong, 0, "records, views, slots, bookings and listeners agree each time");
 }
-#endif
 
 int main(void)
 {
@@ -421,10 +419,8 @@ int main(void)
 	test_index_slots();
 	test_restart();
 	kvp_idx_close(&idx);
-#ifdef KVP_TEST_POINTS
 	test_kill(script, 40);
 	test_kill(script_index, 60);
-#endif
 	fake_node_close(&node);
 	return done();
 }

@@ -240,6 +240,10 @@ static void test_spread(struct kvp_selection *s0)
 {
 	const int each = 200;
 	pid_t pid[2];
+	if (TAP_IS_TSAN) {
+		ok(1, "# SKIP spread: " TAP_PROCESSES);
+		return;
+	}
 	for (int p = 0; p < 2; p++) {
 		pid[p] = fork();
 		if (pid[p])

@@ -54,6 +54,22 @@ __attribute__((unused, format(printf, 5, 6))) static int tap_is_str(
 	return same;
 }
 
+/* ThreadSanitizer sees the threads of one process, so tests of what other processes do or leave are skipped
+ * there; the structures run under threads in tests/torture. */
+#ifdef KVP_ATOMIC_C11
+enum { TAP_IS_TSAN = 1 };
+#else
+enum { TAP_IS_TSAN = 0 };
+#endif
+#define TAP_PROCESSES "several processes, of which ThreadSanitizer sees one"
+
+/* skip_all is the whole output of a test that can't run in this build or on this machine. */
+__attribute__((unused)) static int skip_all(const char *why)
+{
+	printf("1..0 # SKIP %s\n", why);
+	return 0;
+}
+
 /* done prints the plan and returns the exit code of main. */
 __attribute__((unused)) static int done(void)
 {

@@ -5,7 +5,8 @@
  *            read-modify-write, _sc sequentially consistent. An acquire load pairs with the release store or
  *            read-modify-write whose value it reads.
  * Back ends  Concurrency Kit (default); compiler atomics under KVP_ATOMIC_C11, because ThreadSanitizer sees
- *            neither ck_pr operations nor free-standing fences.
+ *            neither ck_pr operations nor free-standing fences. Its 16-byte operations hold a lock of the
+ *            process, so in that build pairs are atomic among threads only, not between processes.
  * Crash      one access is one instruction or one lock-free loop: a kill leaves the old or the new value.
  */
 #ifndef KVPICK_ATOMIC_H

@@ -12,7 +12,10 @@ import tempfile
 import time
 
 BUILD = os.environ.get("KVP_BUILD_DIR", "build/release")
-SLOW = 5 if any(x in BUILD for x in ("asan", "tsan", "ubsan")) else 1
+SLOW = 5 if any(x in BUILD for x in ("asan", "ubsan")) else 1
+if BUILD.endswith("tsan"):
+    print("1..0 # SKIP a node is several processes, of which ThreadSanitizer sees one")
+    sys.exit(0)
 
 
 class Tap:

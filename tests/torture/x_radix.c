@@ -44,6 +44,8 @@ int main(void)
 	const char *fixed = getenv("KVP_SEED"), *s = getenv("KVP_TORTURE_S");
 	uint64_t seed = fixed ? strtoull(fixed, NULL, 0) : now(), kills = 0, bad_exit = 0, end;
 	struct rng g = {seed};
+	if (TAP_IS_TSAN)
+		return skip_all(TAP_PROCESSES);
 	printf("# seed %llu\n", (unsigned long long)seed);
 	oracle = seg_map(sizeof(*oracle));
 	if (!oracle || seg_new(&seg, &geom))
