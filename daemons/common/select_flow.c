@@ -269,6 +269,7 @@ int kvp_selection_select_and_reserve(
 		kvp_resv_free(&s->region->book, h);
 		return status;
 	}
+	a->booking = h;
 	kvp_hist_add(s->ctr, KVP_HIST_SELECT_NS, kvp_clock_mono_ns() - start_ns);
 	return 200;
 }
@@ -412,6 +413,16 @@ int kvp_selection_output_block(struct kvp_selection *s, struct kvp_str id, const
 int kvp_selection_free(struct kvp_selection *s, struct kvp_str id)
 {
 	return lifecycle(s, id, FREE, NULL);
+}
+
+int kvp_selection_undo(struct kvp_selection *s, uint64_t booking)
+{
+	int rc = KVP_ERR_AGAIN;
+	for (int i = 0; i < KVP_SEL_BUSY_RETRY_MAX && rc == KVP_ERR_AGAIN; i++)
+		rc = kvp_resv_free(&s->region->book, booking);
+	if (rc == KVP_OK)
+		kvp_sel_drain_all(s);
+	return rc == KVP_OK ? 200 : kvp_sel_fail(s, 404, "the booking has ended");
 }
 
 int kvp_selection_loads(struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model,

@@ -508,6 +508,7 @@ static int fill_collected(struct kvp_selection *s, const struct kvp_queue_entry 
 	a->seq_hash = s->prompt.seq;
 	a->seq_cnt = s->prompt.seq_cnt;
 	a->isl_tok = s->prompt.isl_tok;
+	a->booking = e->resv;
 	status = settle(s, e, x, a);
 	return status ? status : 200;
 }

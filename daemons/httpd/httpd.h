@@ -146,9 +146,9 @@ int kvp_httpd_wait_poll(struct kvp_httpd *h);
 void kvp_httpd_wait_drop(struct kvp_httpd *h, struct kvp_httpd_wait *w);
 void kvp_httpd_wait_end(struct kvp_httpd *h);
 
-/* undelivered.c. kvp_httpd_tag_booking marks the coming answer as the one that tells of the booking id: if
- * the client is gone before the answer can reach it, kvp_httpd_undelivered ends the booking. */
-void kvp_httpd_tag_booking(struct kvp_call *c, struct kvp_str id);
+/* undelivered.c. kvp_httpd_tag_booking marks the coming answer as the one that tells of a booking: if the
+ * client is gone before the answer can reach it, kvp_httpd_undelivered ends the booking. */
+void kvp_httpd_tag_booking(struct kvp_call *c, uint64_t booking);
 void kvp_httpd_undelivered(void *ctx, uint64_t tag);
 
 /* routes_dump.c. kvp_httpd_dump_poll goes on with the dumps that can; 1 if there was one.

@@ -113,7 +113,7 @@ void kvp_reply_selection(struct kvp_call *c, int status, struct kvp_str model, s
 	} else {
 		write_selection(&h->out, model, group, a, kind);
 		if (kind == KVP_SELECT_AND_RESERVE)
-			kvp_httpd_tag_booking(c, a->selection_id);
+			kvp_httpd_tag_booking(c, a->booking);
 		kvp_reply_json(c, 200);
 	}
 }

@@ -125,6 +125,7 @@ struct kvp_select_answer {
 	uint64_t isl_tok;
 	enum kvp_tristate track_prefill_tokens;
 	struct kvp_worker_load worker_load;
+	uint64_t booking; /* select_and_reserve: what was booked, for kvp_selection_undo */
 };
 
 struct kvp_reserve_request {
@@ -217,6 +218,9 @@ int kvp_selection_replay(struct kvp_selection *s, enum kvp_part_role role, struc
 int kvp_selection_prefill_complete(struct kvp_selection *s, struct kvp_str id);
 int kvp_selection_output_block(struct kvp_selection *s, struct kvp_str id, const double *fraction);
 int kvp_selection_free(struct kvp_selection *s, struct kvp_str id);
+/* kvp_selection_undo frees exactly the booking of an answer whose receiver has gone, however it is called and
+ * whoever has booked the same id since: 200, or 404 it has ended. */
+int kvp_selection_undo(struct kvp_selection *s, uint64_t booking);
 
 /* kvp_selection_loads fills up to cap rows (active load of every schedulable rank of a partition, sorted by
  * worker and rank); *cnt is the number there are. 200, or 404 unknown partition. */
