@@ -75,7 +75,7 @@ ifeq ($(BUILD),tsan)
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check torture mutation fuzz bench bench-scale bench-http lint run deps install clean help
+.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -128,6 +128,17 @@ test: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_BUILD_DIR=$(B) $(PROVE) -j$(JOBS) --exec '' $(TESTS) $(SCRIPTS)
 check: test
+# Every recorded conversation of the Selection API, with 1 and with 3 HTTP processes, and every vector; what is
+# skipped is shown with the reason. About ten minutes.
+vectors: deps
+	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
+	KVP_LONG=1 HTTPD_PROCESSES=1,3 KVP_BUILD_DIR=$(B) $(PROVE) -v -j$(JOBS) --exec '' \
+		$(patsubst %.c,$(B)/%,$(wildcard tests/v_*.c)) tests/s_api_vectors.t
+# Long forms of tests that `make test` runs short: waits, hang-ups, admission, workers that come and go.
+LONG := $(B)/tests/t_select_queue tests/s_queue.t tests/s_cancel.t tests/s_admission.t tests/s_regressions.t
+long: deps
+	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
+	KVP_LONG=1 KVP_BUILD_DIR=$(B) $(PROVE) -v --exec '' $(LONG)
 # A node, simulated engines, kvpick against round-robin on a bundled trace: TRACE=file takes another one.
 run: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS)
@@ -164,6 +175,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | test | lint | bench | bench-scale | bench-http | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | test | vectors | long | lint | bench | bench-scale | bench-http | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -152,6 +152,15 @@ static void test_cancel(struct kvp_selection *a, struct kvp_selection *b)
 	q.advisory = KVP_YES;
 	is_u64((uint64_t)kvp_selection_select(a, &q, &ans), 200, "advice is given at once");
 	kvp_selection_free(a, str("c3"));
+	q = request("c4", 16);
+	is_u64((uint64_t)kvp_selection_submit(a, &q, KVP_SELECT_AND_RESERVE, &ans, &t[0]), 200, "a booking");
+	uint64_t booking = ans.booking;
+	submit(b, "c5", 16, &t[1]);
+	is_u64((uint64_t)kvp_selection_undo(a, booking), 200, "whose answer did not arrive is undone");
+	ok(kvp_selection_collect(b, t[1], &ans) == 200 && ans.booking && ans.booking != booking,
+		"for who waited");
+	is_u64((uint64_t)kvp_selection_undo(a, booking), 404, "once");
+	is_u64((uint64_t)kvp_selection_undo(b, ans.booking), 200, "an answer that was waited for as well");
 	leave_clean("cancel");
 }
 
@@ -515,7 +524,7 @@ int main(void)
 	test_limits(a);
 	test_session(a, b);
 	add_worker(2);
-	test_processes(getenv("KVP_TORTURE_S") ? 100000 : 10000);
+	test_processes(getenv("KVP_LONG") ? 100000 : 10000);
 	kvp_selection_local_worker_gone(node, 2);
 	test_idle(a);
 	kvp_selection_close(a);

@@ -1,5 +1,6 @@
-/* The booking sequences and the deep chain of vectors/scheduling.json: loads, requests and exact fractional
- * blocks after every step. Selections are pinned to the rank that the vector chose. */
+/* The booking sequences, the deep chain and the expiry of vectors/scheduling.json: loads, requests and exact
+ * fractional blocks after every step; which ages a sweep frees. Selections are pinned to the rank that the
+ * vector chose. */
 #include "tests/book_fixture.h"
 #include "tests/vec.h"
 
@@ -101,6 +102,45 @@ static void deep(struct kvp_json_val vec, uint32_t gen)
 	free(seq);
 }
 
+static int expires(struct kvp_json_val row)
+{
+	int yes = 0;
+	kvp_json_bool(vec_get(row, "expired_at_sweep"), &yes);
+	return yes;
+}
+
+/* One booking of each age, on rank 1; progress calls do not make it younger. */
+static void expiry(struct kvp_json_val vec, uint32_t gen)
+{
+	struct kvp_json_iter it = kvp_json_each(vec_get(vec, "rows"));
+	const char *config = vec_str(vec_get(vec, "config"), "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS");
+	uint64_t limit_ns = strtoull(config, NULL, 10) * 1000000000ull, now_ns = 1000000000000000ull, h;
+	char id[32];
+	uint32_t n = 0, old = 0;
+	double age_s;
+	for (; kvp_json_next(&it); n++) {
+		struct kvp_resv_ask a = {.rank_slot = 1, .rank_gen = gen, .flags = KVP_RESV_NODE_OWNED};
+		kvp_json_double(vec_get(it.val, "age_s"), &age_s);
+		a.now_ns = now_ns - (uint64_t)llround(age_s * 1e9);
+		snprintf(id, sizeof(id), "age-%u", n);
+		if (kvp_resv_claim(&f.b, f.b.owner, id, strlen(id), &h) || kvp_resv_book(&f.b, h, &a) ||
+			kvp_resv_output(&f.b, h, NULL) || kvp_resv_prefill_done(&f.b, h))
+			ok(0, "a booking of %.3f s", age_s);
+		old += expires(it.val);
+	}
+	is_u64(kvp_resv_expire(&f.b, now_ns, limit_ns), old, "a sweep frees as many as the vector says");
+	it = kvp_json_each(vec_get(vec, "rows"));
+	for (uint32_t i = 0; kvp_json_next(&it); i++) {
+		kvp_json_double(vec_get(it.val, "age_s"), &age_s);
+		snprintf(id, sizeof(id), "age-%u", i);
+		int gone = kvp_resv_find(&f.b, id, strlen(id), &h) != KVP_OK;
+		ok(gone == expires(it.val), "%.3f s: %s", age_s, gone ? "gone" : "live");
+		if (!gone)
+			kvp_resv_free(&f.b, h);
+	}
+	is_u64(blocks_now(), 0, "and no load is left");
+}
+
 int main(void)
 {
 	struct kvp_json *parser = kvp_json_new();
@@ -111,17 +151,21 @@ int main(void)
 	struct kvp_json_iter it = kvp_json_each(vec_get(root, "vectors"));
 	while (kvp_json_next(&it)) {
 		const char *kind = vec_str(it.val, "kind");
-		int chain = strcmp(kind, "deep_chain") == 0;
-		if (!chain && strcmp(kind, "booking_sequence") != 0)
+		void (*run)(struct kvp_json_val, uint32_t) =
+			strcmp(kind, "deep_chain") == 0		? deep
+			: strcmp(kind, "booking_sequence") == 0 ? sequence
+			: strcmp(kind, "expiry") == 0		? expiry
+								: NULL;
+		if (!run)
 			continue;
 		gen++;
 		cnt++;
 		for (uint32_t r = 0; r < 16;
 			r++) /* bookings that a vector leaves behind go with their generation */
 			kvp_rank_open(&f.b, r, gen);
-		chain ? deep(it.val, gen) : sequence(it.val, gen);
+		run(it.val, gen);
 	}
-	is_u64(cnt, 9, "all booking vectors were found");
+	is_u64(cnt, 10, "all booking vectors were found");
 	is_u64(kvp_book_check(&f.b), 0, "check finds no fault");
 	kvp_json_free(parser);
 	fixture_drop(&f);
