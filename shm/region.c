@@ -37,6 +37,7 @@ static const struct object object[] = {
 	{"pending", kvp_pending_footprint, kvp_pending_new, BY_BOOKER},
 	{"queue", kvp_queue_footprint, kvp_queue_new, BY_BOOKER},
 	{"affinity", kvp_affinity_footprint, kvp_affinity_new, BY_BOOKER},
+	{"peers", kvp_peers_footprint, kvp_peers_new, BY_BOOKER | BY_SUPERVISOR},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -234,6 +235,7 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : kvp_pending_join(r->base + d[7].off, g, &r->pending);
 	rc = rc ? rc : kvp_queue_join(r->base + d[8].off, g, &r->queue);
 	rc = rc ? rc : kvp_affinity_join(r->base + d[9].off, g, &r->affinity);
+	rc = rc ? rc : kvp_peers_join(r->base + d[10].off, g, &r->peers);
 	if (!rc)
 		kvp_book_on_end(&r->book, end_lease, &r->affinity);
 	return rc;

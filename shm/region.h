@@ -20,6 +20,7 @@
 #include "shm/counter.h"
 #include "shm/errlog.h"
 #include "shm/obj.h"
+#include "shm/peers.h"
 #include "shm/pending.h"
 #include "shm/queue.h"
 #include "shm/radix.h"
@@ -52,7 +53,7 @@ enum kvp_region_access {
 	KVP_REGION_LOOK,       /* tools: nothing */
 	KVP_REGION_BOOKER,     /* httpd, extproc, peer: all but superblock, catalogue, tree */
 	KVP_REGION_INDEXER,    /* indexer: all but the superblock */
-	KVP_REGION_SUPERVISOR, /* supervisor: superblock, slots, counters, error log */
+	KVP_REGION_SUPERVISOR, /* supervisor: superblock, slots, counters, error log, replica peers */
 };
 
 struct kvp_region { /* process-local */
@@ -71,6 +72,7 @@ struct kvp_region { /* process-local */
 	struct kvp_pending pending;
 	struct kvp_queue queue;
 	struct kvp_affinity affinity;
+	struct kvp_peers peers;
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.

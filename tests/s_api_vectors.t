@@ -17,7 +17,6 @@ from node import Node, Tap
 
 LATER = {
     "approximate index": {"approximate-index"},
-    "replica sync": {"replica-off", "replica-on", "replica-static-peers"},
 }
 MINUTES = {"expiry"}
 

@@ -165,6 +165,19 @@ static int index_segment(struct kvp_node *n, const struct kvp_geom *g)
 	return rc;
 }
 
+/* What the configuration names is listed before any other process exists. */
+static int configured_peers(struct kvp_node *n)
+{
+	char one[KVP_PEERS_TEXT_MAX + 1];
+	size_t pos = 0;
+	while (kvp_config_list_next(n->config->replica_sync_peers, &pos, one, sizeof(one))) {
+		int rc = kvp_peers_add(&n->region->peers, n->owner, one, (uint32_t)strlen(one));
+		if (rc && rc != KVP_ERR_EXISTS)
+			return rc;
+	}
+	return KVP_OK;
+}
+
 int kvp_node_region(struct kvp_node *n, const struct kvp_geom *geom, struct kvp_node_err *err)
 {
 	err->text[0] = 0;
@@ -206,7 +219,8 @@ int kvp_node_region(struct kvp_node *n, const struct kvp_geom *geom, struct kvp_
 	n->slots->lock_fd = n->lock_fd;
 	n->slots->wake_fd = n->wake_fds;
 	n->owner = kvp_slot_assign(n->slots, 0, KVP_ROLE_SUPERVISOR, 0);
-	return kvp_slot_activate(n->slots, n->owner);
+	rc = kvp_slot_activate(n->slots, n->owner);
+	return rc ? rc : configured_peers(n);
 }
 
 static int seal_desc(const struct kvp_boot_desc *d)

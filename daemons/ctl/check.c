@@ -53,6 +53,11 @@ static uint64_t check_affinity(struct kvp_region *r)
 	return kvp_affinity_check(&r->affinity);
 }
 
+static uint64_t check_peers(struct kvp_region *r)
+{
+	return kvp_peers_check(&r->peers);
+}
+
 static const struct {
 	const char *name;
 	uint64_t (*check)(struct kvp_region *r);
@@ -67,6 +72,7 @@ static const struct {
 	{"pending", check_pending},
 	{"queue", check_queue},
 	{"affinity", check_affinity},
+	{"peers", check_peers},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

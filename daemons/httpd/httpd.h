@@ -122,8 +122,11 @@ void kvp_route_ready(struct kvp_call *c);
 void kvp_route_loads(struct kvp_call *c);
 void kvp_route_metrics(struct kvp_call *c);
 void kvp_route_dump(struct kvp_call *c);
-void kvp_route_peer_change(struct kvp_call *c);
+void kvp_route_peer_register(struct kvp_call *c);
+void kvp_route_peer_deregister(struct kvp_call *c);
 void kvp_route_peer_list(struct kvp_call *c);
+/* kvp_peer_list writes the listed peers as an array to h->out. */
+void kvp_peer_list(struct kvp_httpd *h);
 
 /* park.c. kvp_httpd_park keeps a call until kvp_httpd_retry, which runs all that are kept once more: called
  * when this process is woken, and by a timer in case the waker died. kvp_httpd_unpark: 1 if the request was
