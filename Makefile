@@ -114,6 +114,9 @@ $(B)/tests/t_load_%: $(B)/tests/t_load_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+# The example of embedding gets what `make install` installs, and nothing else.
+$(B)/tests/t_embed: $(B)/tests/t_embed.c.o $(LIB_A)
+	$(CC) $(LDFLAGS) -o $@ $^ -lxxhash -lm
 $(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(LINK)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(LINK) $(LIBS)

@@ -306,6 +306,53 @@ static void test_local(struct kvp_selection *s)
 	is_u64(kvp_selection_schedulable(s), 2, "two workers are left");
 }
 
+/* A worker that changes keeps what is booked on the ranks that stay, and their blocks. */
+static void test_update(struct kvp_selection *s)
+{
+	struct kvp_str taint[] = {str("b"), str("a")};
+	struct kvp_local_worker w = {.worker_id = 8,
+		.model = str("default"),
+		.group = str("default"),
+		.endpoint = str("http://w8:8000"),
+		.block_size = 4,
+		.size = 2};
+	struct kvp_select_request q = request(32);
+	struct kvp_select_answer a;
+	struct kvp_reserve_request r;
+	kvp_selection_local_worker(s, &w);
+	store(s, 8, 0, 3);
+	store(s, 8, 1, 5);
+	kvp_reserve_request_init(&r);
+	r.model = r.group = str("default");
+	r.worker_id = 8;
+	r.prompt = q.prompt;
+	for (r.dp_rank = 0; r.dp_rank < 2; r.dp_rank++) {
+		r.selection_id = str(r.dp_rank ? "u1" : "u0");
+		is_u64((uint64_t)kvp_selection_reserve(s, &r, &a), 201, "rank %u is booked", r.dp_rank);
+	}
+	w.endpoint = str("http://new:8000");
+	w.start_rank = 1;
+	w.taint = taint;
+	w.taint_cnt = 2;
+	w.total_kv_blocks = 77;
+	is_u64((uint64_t)kvp_selection_local_worker_update(s, &w), 200, "rank 0 goes, rank 2 comes");
+	q.required_taint = taint;
+	q.required_cnt = 2;
+	q.advisory = KVP_YES;
+	is_u64((uint64_t)kvp_selection_select(s, &q, &a), 200, "its new taints are known");
+	is_str(a.endpoint, "http://new:8000", "and its endpoint");
+	ok(a.worker_id == 8 && a.overlap.dp_cnt == 2 && a.overlap.dp_rank[0] == 1 &&
+			a.overlap.dp_tok[0] == 20 && a.worker_load.total_kv_blocks == 77,
+		"and its ranks: blocks of rank 1 stay");
+	is_u64((uint64_t)kvp_selection_free(s, str("u0")), 404, "the booking of the rank that went is gone");
+	is_u64((uint64_t)kvp_selection_free(s, str("u1")), 200, "the other one is there");
+	w.size = 100;
+	is_u64((uint64_t)kvp_selection_local_worker_update(s, &w), 503, "no room for so many ranks");
+	kvp_selection_local_worker_gone(s, 8);
+	is_u64((uint64_t)kvp_selection_local_worker_update(s, &w), 404, "a lost worker does not change");
+	is_u64(kvp_book_check(&s->region->book) + kvp_catalogue_check(&s->region->cat), 0, "no fault");
+}
+
 int main(void)
 {
 	struct kvp_local_cfg cfg = {.seed = 42};
@@ -326,6 +373,7 @@ int main(void)
 	test_replay(s);
 	test_spread(s);
 	test_local(s);
+	test_update(s);
 	kvp_selection_close(s);
 	cfg.rank_max = 70000;
 	ok(kvp_selection_open_local(&cfg) == NULL, "too many ranks are refused");

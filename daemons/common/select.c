@@ -91,6 +91,26 @@ uint32_t kvp_selection_schedulable(struct kvp_selection *s)
 	return kvp_cat_schedulable_cnt(&s->region->cat, KVP_PART_AGGREGATED);
 }
 
+int kvp_selection_worker_next(struct kvp_selection *s, uint32_t *cursor, struct kvp_worker_row *row)
+{
+	const struct kvp_cat *cat = &s->region->cat;
+	const struct kvp_cat_worker_info *w = &s->worker;
+	while (*cursor < kvp_cat_worker_max(cat)) {
+		if (kvp_cat_worker_info(cat, (*cursor)++, &s->worker) != KVP_OK)
+			continue;
+		*row = (struct kvp_worker_row){.worker_id = w->worker_id,
+			.role = w->role,
+			.model = {w->model_len ? w->model : NULL, w->model_len},
+			.group = {w->group_len ? w->group : NULL, w->group_len},
+			.endpoint = {w->endpoint_len ? w->endpoint : NULL, w->endpoint_len},
+			.start_rank = w->start_rank,
+			.size = w->size,
+			.is_schedulable = w->lifecycle == KVP_LIFE_SCHEDULABLE ? KVP_YES : KVP_NO};
+		return 1;
+	}
+	return 0;
+}
+
 static int not_ready(struct kvp_selection *s, struct kvp_str model, struct kvp_str group)
 {
 	return kvp_sel_fail(s, 503, "no schedulable workers for model=%.*s routing_group=%.*s",
@@ -256,6 +276,21 @@ int kvp_sel_open_part(struct kvp_selection *s, uint32_t part)
 		return kvp_sel_fail(s, 503, "no schedulable workers are available");
 	return use_view(s, (struct kvp_str){info.model, info.model_len},
 		(struct kvp_str){info.group, info.group_len});
+}
+
+void kvp_select_request_init(struct kvp_select_request *q)
+{
+	memset(q, 0, sizeof(*q));
+	q->prompt.eagle = KVP_UNSET;
+	q->override = (struct kvp_override){NAN, NAN, NAN, NAN, KVP_UNSET, KVP_UNSET};
+}
+
+void kvp_reserve_request_init(struct kvp_reserve_request *q)
+{
+	memset(q, 0, sizeof(*q));
+	q->prompt.eagle = KVP_UNSET;
+	q->override = (struct kvp_override){NAN, NAN, NAN, NAN, KVP_UNSET, KVP_UNSET};
+	q->track_prefill_tokens = KVP_UNSET;
 }
 
 void kvp_select_defaults(struct kvp_select_settings *set)

@@ -11,6 +11,7 @@
 
 struct local_rank {
 	struct kvp_rank_view view;
+	uint64_t *taint; /* view.taint_cnt hashes, ascending */
 	uint32_t part;
 };
 
@@ -24,7 +25,11 @@ struct kvp_sel_local {
 	uint64_t priv_bytes;
 	struct local_rank *rank; /* sorted by (worker_id, dp_rank) */
 	struct kvp_rank_view *scratch;
+	struct kvp_scratch scratch_taint;
 	uint32_t rank_cnt;
+	struct kvp_policy policy;
+	struct kvp_policy_profile profile;
+	char *no_model;
 };
 
 static uint64_t either(uint64_t given, uint64_t otherwise)
@@ -83,6 +88,9 @@ void kvp_sel_local_close(struct kvp_sel_local *l)
 	if (l->priv && l->priv != MAP_FAILED)
 		munmap(l->priv, l->priv_bytes);
 	int fd = l->region.fd;
+	for (uint32_t i = 0; i < l->rank_cnt; i++)
+		free(l->rank[i].taint);
+	free(l->scratch_taint.ptr);
 	if (l->region.base) {
 		kvp_region_leave(&l->region);
 		close(fd);
@@ -90,6 +98,11 @@ void kvp_sel_local_close(struct kvp_sel_local *l)
 	free(l->rank);
 	free(l->scratch);
 	free(l);
+}
+
+static enum kvp_order order_of(enum kvp_local_queue q)
+{
+	return q == KVP_LOCAL_WSPT ? KVP_ORDER_WSPT : q == KVP_LOCAL_LCFS ? KVP_ORDER_LCFS : KVP_ORDER_FCFS;
 }
 
 struct kvp_selection *kvp_selection_open_local(const struct kvp_local_cfg *cfg)
@@ -100,6 +113,12 @@ struct kvp_selection *kvp_selection_open_local(const struct kvp_local_cfg *cfg)
 		return NULL;
 	memset(l, 0, sizeof(*l));
 	kvp_select_defaults(&set);
+	if (cfg->queue != KVP_LOCAL_NO_QUEUE) {
+		kvp_policy_single(&l->profile, order_of(cfg->queue), cfg->queue_threshold);
+		l->policy = (struct kvp_policy){
+			.profile_cnt = 1, .profile = &l->profile, .model = &l->no_model};
+		set.policy = &l->policy;
+	}
 	struct kvp_selection *s = NULL;
 	if (open_objects(l, cfg) == KVP_OK)
 		s = kvp_select_open(&l->region, LOCAL_OWNER, &l->column, &set);
@@ -124,24 +143,38 @@ static struct local_rank *find_rank(struct kvp_sel_local *l, uint64_t worker_id,
 /* publish rebuilds the view of one partition. */
 static int publish(struct kvp_sel_local *l, uint32_t part)
 {
-	uint32_t cnt = 0, workers = 0;
+	uint32_t cnt = 0, workers = 0, taints = 0;
 	uint64_t last = 0;
+	for (uint32_t i = 0; i < l->rank_cnt; i++)
+		taints += l->rank[i].view.taint_cnt;
+	uint64_t *taint = kvp_sel_scratch(&l->scratch_taint, taints, sizeof(*taint));
+	if (!taint)
+		return KVP_ERR_SYS;
+	taints = 0;
 	for (uint32_t i = 0; i < l->rank_cnt; i++) {
+		struct kvp_rank_view *v = &l->scratch[cnt];
 		if (l->rank[i].part != part)
 			continue;
 		workers += cnt == 0 || l->rank[i].view.worker_id != last;
-		last = l->rank[i].view.worker_id;
-		l->scratch[cnt++] = l->rank[i].view;
+		*v = l->rank[i].view;
+		last = v->worker_id;
+		v->taint_off = taints;
+		if (v->taint_cnt)
+			memcpy(taint + taints, l->rank[i].taint, v->taint_cnt * sizeof(*taint));
+		taints += v->taint_cnt;
+		cnt++;
 	}
-	return kvp_cat_w_view(&l->cat, part, l->scratch, cnt, NULL, 0, workers);
+	return kvp_cat_w_view(&l->cat, part, l->scratch, cnt, taint, taints, workers);
 }
 
-/* drop_ranks takes a worker's ranks out: of the view first, then their bookings, blocks and slots. */
-static void drop_ranks(struct kvp_sel_local *l, uint64_t worker_id)
+/* drop_ranks takes a worker's ranks out, but for cnt from keep on: of the view first, then their bookings,
+ * blocks and slots. */
+static void drop_ranks(struct kvp_sel_local *l, uint64_t worker_id, uint32_t keep, uint32_t cnt)
 {
 	struct local_rank gone;
 	for (uint32_t i = 0; i < l->rank_cnt;) {
-		if (l->rank[i].view.worker_id != worker_id) {
+		const struct kvp_rank_view *v = &l->rank[i].view;
+		if (v->worker_id != worker_id || (v->dp_rank >= keep && v->dp_rank - keep < cnt)) {
 			i++;
 			continue;
 		}
@@ -152,7 +185,31 @@ static void drop_ranks(struct kvp_sel_local *l, uint64_t worker_id)
 		if (gone.view.index_slot != KVP_INDEX_NONE)
 			kvp_radix_clear(l->tree, gone.view.index_slot);
 		kvp_cat_w_rank_drop(&l->cat, gone.view.rank_slot);
+		free(gone.taint);
 	}
+}
+
+static int by_value(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	return (x > y) - (x < y);
+}
+
+/* describe sets what may change while a rank stays. */
+static int describe(struct local_rank *r, const struct kvp_local_worker *w)
+{
+	uint64_t *taint = malloc((w->taint_cnt + 1ull) * sizeof(*taint));
+	if (!taint)
+		return KVP_ERR_SYS;
+	for (uint32_t i = 0; i < w->taint_cnt; i++)
+		taint[i] = kvp_hash_taint(w->taint[i].ptr, w->taint[i].len);
+	qsort(taint, w->taint_cnt, sizeof(*taint), by_value);
+	free(r->taint);
+	r->taint = taint;
+	r->view.taint_cnt = w->taint_cnt;
+	r->view.max_num_batched_tokens = w->max_num_batched_tokens;
+	r->view.total_kv_blocks = w->total_kv_blocks;
+	return KVP_OK;
 }
 
 static int add_rank(struct kvp_sel_local *l, const struct kvp_local_worker *w, uint32_t dp_rank,
@@ -178,10 +235,8 @@ static int add_rank(struct kvp_sel_local *l, const struct kvp_local_worker *w, u
 			.rank_gen = r.rank_gen,
 			.index_slot = r.index_slot,
 			.index_gen = r.index_gen,
-			.worker_idx = worker_idx,
-			.max_num_batched_tokens = w->max_num_batched_tokens,
-			.total_kv_blocks = w->total_kv_blocks}};
-	return KVP_OK;
+			.worker_idx = worker_idx}};
+	return describe(&l->rank[at], w);
 }
 
 static int fill_info(struct kvp_cat_worker_info *info, const struct kvp_local_worker *w, uint32_t part)
@@ -205,31 +260,69 @@ static int fill_info(struct kvp_cat_worker_info *info, const struct kvp_local_wo
 	return KVP_OK;
 }
 
-int kvp_selection_local_worker(struct kvp_selection *s, const struct kvp_local_worker *w)
+/* check_worker finds or makes the partition and fills the record: 0, 400 or 409. */
+static int check_worker(struct kvp_selection *s, const struct kvp_local_worker *w,
+	struct kvp_cat_worker_info *info)
 {
 	struct kvp_sel_local *l = s->local;
-	struct kvp_cat_worker_info info;
-	uint32_t part, idx;
+	uint32_t part;
 	if (!l || !w->endpoint.len || !w->model.len || !w->group.len || !w->block_size || !w->size)
 		return kvp_sel_fail(s, 400, "endpoint, model, group, block_size and size are required");
 	int rc = kvp_cat_w_part(&l->cat, w->role, w->model.ptr, (uint32_t)w->model.len, w->group.ptr,
 		(uint32_t)w->group.len, w->block_size, w->is_eagle == KVP_YES, &part);
 	if (rc == KVP_ERR_EXISTS)
 		return kvp_sel_fail(s, 409, "block_size or is_eagle differs from that of the partition");
-	rc = rc ? rc : fill_info(&info, w, part);
-	if (rc)
-		return kvp_sel_fail(s, 400, "worker cannot be registered: %s", kvp_strerror(rc));
-	drop_ranks(l, w->worker_id);
-	rc = kvp_cat_w_worker_slot(&l->cat, w->worker_id, &idx);
-	rc = rc ? rc : kvp_cat_w_worker_put(&l->cat, idx, &info, "{}", 2);
-	for (uint32_t k = 0; k < w->size && rc == KVP_OK; k++)
-		rc = add_rank(l, w, w->start_rank + k, part, idx);
-	rc = rc ? rc : publish(l, part);
-	if (rc) {
-		drop_ranks(l, w->worker_id);
-		return kvp_sel_fail(s, 503, "worker cannot be registered: %s", kvp_strerror(rc));
+	rc = rc ? rc : fill_info(info, w, part);
+	return rc ? kvp_sel_fail(s, 400, "worker cannot be registered: %s", kvp_strerror(rc)) : 0;
+}
+
+/* put_worker publishes record and ranks; those that are there already stay. */
+static int put_worker(struct kvp_sel_local *l, const struct kvp_local_worker *w,
+	const struct kvp_cat_worker_info *info)
+{
+	uint32_t idx;
+	int rc = kvp_cat_w_worker_slot(&l->cat, w->worker_id, &idx);
+	rc = rc ? rc : kvp_cat_w_worker_put(&l->cat, idx, info, "{}", 2);
+	for (uint32_t k = 0; k < w->size && rc == KVP_OK; k++) {
+		struct local_rank *r = find_rank(l, w->worker_id, w->start_rank + k);
+		rc = r ? describe(r, w) : add_rank(l, w, w->start_rank + k, info->part, idx);
 	}
-	return 201;
+	int published = publish(l, info->part);
+	return rc ? rc : published;
+}
+
+int kvp_selection_local_worker(struct kvp_selection *s, const struct kvp_local_worker *w)
+{
+	struct kvp_sel_local *l = s->local;
+	struct kvp_cat_worker_info info;
+	int status = check_worker(s, w, &info);
+	if (status)
+		return status;
+	drop_ranks(l, w->worker_id, 0, 0);
+	int rc = put_worker(l, w, &info);
+	if (rc)
+		drop_ranks(l, w->worker_id, 0, 0);
+	kvp_sel_drain_all(s);
+	return rc ? kvp_sel_fail(s, 503, "worker cannot be registered: %s", kvp_strerror(rc)) : 201;
+}
+
+int kvp_selection_local_worker_update(struct kvp_selection *s, const struct kvp_local_worker *w)
+{
+	struct kvp_sel_local *l = s->local;
+	struct kvp_cat_worker_info old, info;
+	uint32_t idx;
+	if (!l || kvp_cat_worker_find(&l->region.cat, w->worker_id, &idx) != KVP_OK ||
+		kvp_cat_worker_info(&l->region.cat, idx, &old) != KVP_OK)
+		return kvp_sel_fail(s, 404, "worker %llu not found", (unsigned long long)w->worker_id);
+	int status = check_worker(s, w, &info);
+	if (status)
+		return status;
+	if (info.part != old.part)
+		return kvp_sel_fail(s, 409, "model, group or role differs: register the worker anew");
+	drop_ranks(l, w->worker_id, w->start_rank, w->size);
+	int rc = put_worker(l, w, &info);
+	kvp_sel_drain_all(s);
+	return rc ? kvp_sel_fail(s, 503, "a rank cannot be registered: %s", kvp_strerror(rc)) : 200;
 }
 
 int kvp_selection_local_worker_gone(struct kvp_selection *s, uint64_t worker_id)
@@ -238,8 +331,9 @@ int kvp_selection_local_worker_gone(struct kvp_selection *s, uint64_t worker_id)
 	uint32_t idx;
 	if (!l || kvp_cat_worker_find(&l->region.cat, worker_id, &idx) != KVP_OK)
 		return kvp_sel_fail(s, 404, "worker %llu not found", (unsigned long long)worker_id);
-	drop_ranks(l, worker_id);
+	drop_ranks(l, worker_id, 0, 0);
 	kvp_cat_w_worker_drop(&l->cat, idx);
+	kvp_sel_drain_all(s);
 	return 200;
 }
 

@@ -8,9 +8,15 @@
  * Blocks     never: no lock, no wait on another process, bounded retries.
  * Errors     each call returns an HTTP status number (200, 201, 400, 404, 409, 429, 500, 503) and, for 4xx
  *            and 5xx, a text that names the field in the handle's error buffer (kvp_selection_error).
+ * Methods    for every handle: select, select_and_reserve, reserve (explicit, by replay), prefill_complete,
+ *            output_block, free, undo, potential_loads, overlap_scores, loads, waiting, worker_next (list),
+ *            schedulable (ready). To upsert, patch and delete workers is the indexer's alone on a node (over
+ *            HTTP); in a node of one's own it is kvp_selection_local_worker, _update and _gone. Peers and
+ *            dump belong to a node's processes: a node of one's own has no peers, and whoever feeds it knows
+ *            its blocks. tests/t_embed.c is a program that embeds all of it.
  * Crash      a caller killed inside a call leaves a claimed or pending reservation under its owner number;
  *            the sweep of that owner finishes or undoes it (shm/sweep.h). Settled HTTP bookings stay.
- * Proved by  tests/t_select.c, tests/s_selection.t
+ * Proved by  tests/t_embed.c, tests/t_select.c, tests/t_select_queue.c, tests/s_selection.t
  */
 #ifndef KVPICK_SELECTION_H
 #define KVPICK_SELECTION_H
@@ -91,6 +97,10 @@ struct kvp_select_request {
 	enum kvp_tristate advisory; /* select only: never waits, reports the load of the chosen worker */
 };
 
+/* kvp_select_request_init makes a request in which nothing is given: then set model, group, prompt and what
+ * else there is. kvp_reserve_request_init the same for an explicit reservation. */
+void kvp_select_request_init(struct kvp_select_request *q);
+
 /* Matched tokens of the chosen worker, cumulative over tiers. */
 struct kvp_overlap_summary {
 	uint32_t longest_matched_tok, gpu_tok, cpu_tok, disk_tok;
@@ -138,6 +148,17 @@ struct kvp_reserve_request {
 	enum kvp_tristate has_effective_prefill;
 	uint64_t effective_prefill_tok;
 	enum kvp_tristate track_prefill_tokens;
+};
+
+void kvp_reserve_request_init(struct kvp_reserve_request *q);
+
+/* A registered worker; the strings are valid until the next call on the handle. */
+struct kvp_worker_row {
+	uint64_t worker_id;
+	enum kvp_part_role role;
+	struct kvp_str model, group, endpoint; /* ptr NULL = not known yet */
+	uint32_t start_rank, size;	       /* data-parallel ranks */
+	enum kvp_tristate is_schedulable;
 };
 
 struct kvp_load_row {
@@ -238,6 +259,7 @@ int kvp_selection_overlap_scores(struct kvp_selection *s, const struct kvp_selec
 /* -- a node of one's own, for tests and local-only use: a private region in this process, with the catalogue
  * and the tree written by these calls. No events from sockets, no other process, nothing synchronised with
  * anybody. One thread. All counts of the configuration: 0 takes the default in brackets. -- */
+enum kvp_local_queue { KVP_LOCAL_NO_QUEUE, KVP_LOCAL_FCFS, KVP_LOCAL_LCFS, KVP_LOCAL_WSPT };
 struct kvp_local_cfg {
 	uint32_t rank_max;	   /* [64] at most 65536; up to 4096 of them indexed */
 	uint32_t reservation_max;  /* [4096] */
@@ -245,6 +267,8 @@ struct kvp_local_cfg {
 	uint64_t active_block_max; /* [65536] */
 	uint64_t seed;		   /* of the tie-breaking generator; 0 = from the kernel */
 	uint64_t session_ttl_ns;   /* life of an idle session's binding; 0 = no session affinity */
+	enum kvp_local_queue queue;
+	double queue_threshold; /* a rank is busy above this share of its max_num_batched_tokens */
 };
 struct kvp_local_worker {
 	uint64_t worker_id;
@@ -254,6 +278,8 @@ struct kvp_local_worker {
 	uint32_t start_rank, size;	       /* data-parallel ranks start_rank .. start_rank + size - 1 */
 	enum kvp_tristate is_eagle;
 	uint64_t max_num_batched_tokens, total_kv_blocks; /* 0 = unknown */
+	const struct kvp_str *taint;
+	uint32_t taint_cnt;
 };
 
 /* kvp_selection_open_local: NULL without memory or for counts out of range. kvp_selection_close ends it. */
@@ -261,8 +287,12 @@ struct kvp_selection *kvp_selection_open_local(const struct kvp_local_cfg *cfg);
 
 /* kvp_selection_local_worker registers a worker anew: bookings and blocks of a former registration are
  * dropped. 201; 400 a member is missing or too long; 409 another block size or eagle flag than the
- * partition's; 503 full. kvp_selection_local_worker_gone: 200, 404. */
+ * partition's; 503 full. kvp_selection_local_worker_update gives a registered one another endpoint,
+ * capacities, taints or number of ranks: ranks that stay keep bookings and blocks. 200; 400; 404 unknown; 409
+ * it would be in another partition; 503 no room for a new rank (the others are as asked for).
+ * kvp_selection_local_worker_gone: 200, 404. Each lets go who waited for such a change. */
 int kvp_selection_local_worker(struct kvp_selection *s, const struct kvp_local_worker *w);
+int kvp_selection_local_worker_update(struct kvp_selection *s, const struct kvp_local_worker *w);
 int kvp_selection_local_worker_gone(struct kvp_selection *s, uint64_t worker_id);
 
 /* What an engine's KV events say: cnt blocks in a row, the first under the block named parent (NULL: at the
@@ -281,6 +311,10 @@ int kvp_selection_local_stored_in(struct kvp_selection *s, enum kvp_cache_tier t
 int kvp_selection_local_removed_in(struct kvp_selection *s, enum kvp_cache_tier tier, uint64_t worker_id,
 	uint32_t dp_rank, uint32_t cnt, const uint64_t *block_hash);
 int kvp_selection_local_cleared(struct kvp_selection *s, uint64_t worker_id, uint32_t dp_rank);
+
+/* kvp_selection_worker_next gives one registered worker after the other: 1, or 0 at the end; *cursor 0 at
+ * first. A worker that changes meanwhile may be left out. */
+int kvp_selection_worker_next(struct kvp_selection *s, uint32_t *cursor, struct kvp_worker_row *row);
 
 /* kvp_selection_schedulable counts the schedulable workers of all aggregated partitions. */
 uint32_t kvp_selection_schedulable(struct kvp_selection *s);
