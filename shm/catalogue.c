@@ -263,6 +263,11 @@ uint32_t kvp_cat_schedulable_cnt(const struct kvp_cat *cat, enum kvp_part_role r
 	return sum;
 }
 
+uint32_t kvp_cat_most_schedulable(const struct kvp_cat *cat)
+{
+	return kvp_ld_acq_u32(&cat->shm->most_schedulable);
+}
+
 /* -- workers -- */
 
 /* One walk along a chain: the index found, or UINT32_MAX. A walk that strays into another chain misses, which

@@ -149,8 +149,11 @@ int kvp_cat_view_valid(const struct kvp_cat *cat, const struct kvp_cat_view *v);
 uint32_t kvp_cat_view_taints(const struct kvp_cat_view *v, uint32_t i, const uint64_t **taint);
 
 /* kvp_cat_version changes with every publication of any view or record: a cheap "has anything changed".
- * kvp_cat_schedulable_cnt counts the schedulable workers of all partitions of a role. */
+ * kvp_cat_schedulable_cnt counts the schedulable workers of all partitions of a role.
+ * kvp_cat_most_schedulable is the greatest number that was schedulable at once, in all roles together, since
+ * the region exists. */
 uint64_t kvp_cat_version(const struct kvp_cat *cat);
+uint32_t kvp_cat_most_schedulable(const struct kvp_cat *cat);
 uint32_t kvp_cat_schedulable_cnt(const struct kvp_cat *cat, enum kvp_part_role role);
 
 /* kvp_cat_worker_find finds the slot of a worker; KVP_ERR_NOTFOUND. kvp_cat_worker_max bounds an iteration

@@ -22,7 +22,8 @@ struct kvp_cat_shm {
 	uint64_t chain_seq; /* unlinked workers; bumped before the slot can be linked again */
 	uint64_t salt[2];   /* constant */
 	uint32_t part_cnt;  /* partitions that exist; release store */
-	uint32_t part_max, worker_max, rank_max, index_max, taint_max, bucket_cnt, pad0; /* constant */
+	uint32_t part_max, worker_max, rank_max, index_max, taint_max, bucket_cnt; /* constant */
+	uint32_t most_schedulable; /* workers schedulable at once, ever */
 	uint64_t off_part, off_worker, off_rank, off_index, off_bucket, off_view,
 		off_record; /* from the header */
 	uint64_t view_bytes;

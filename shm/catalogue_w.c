@@ -267,6 +267,14 @@ int kvp_cat_w_rank_drop(struct kvp_cat_writer *w, uint32_t rank_slot)
 
 /* -- views -- */
 
+static uint32_t schedulable(const struct kvp_cat *c)
+{
+	uint32_t sum = 0;
+	for (uint32_t role = 0; role < KVP_PART_ROLE_CNT; role++)
+		sum += kvp_cat_schedulable_cnt(c, (enum kvp_part_role)role);
+	return sum;
+}
+
 int kvp_cat_w_view(struct kvp_cat_writer *w, uint32_t part, const struct kvp_rank_view *rank, uint32_t cnt,
 	const uint64_t *taint, uint32_t taint_cnt, uint32_t worker_cnt)
 {
@@ -300,6 +308,9 @@ int kvp_cat_w_view(struct kvp_cat_writer *w, uint32_t part, const struct kvp_ran
 	for (uint32_t i = 0; i < taint_cnt; i++)
 		kvp_st_rlx_u64(&to[i], taint[i]);
 	dbuf_publish(w, d, version);
+	uint32_t now = schedulable(c);
+	if (now > c->shm->most_schedulable)
+		kvp_st_rel_u32(&c->shm->most_schedulable, now);
 	return KVP_OK;
 }
 

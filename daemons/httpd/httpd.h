@@ -119,6 +119,11 @@ void kvp_route_worker_delete(struct kvp_call *c);
 void kvp_route_worker_list(struct kvp_call *c);
 void kvp_route_health(struct kvp_call *c);
 void kvp_route_ready(struct kvp_call *c);
+void kvp_route_status(struct kvp_call *c);
+void kvp_status_redirect(struct kvp_call *c);
+/* kvp_httpd_ready: what GET /ready says: a worker is schedulable, as many as wanted at first have been so at
+ * once, and the process does not drain. */
+int kvp_httpd_ready(struct kvp_httpd *h);
 void kvp_route_loads(struct kvp_call *c);
 void kvp_route_metrics(struct kvp_call *c);
 void kvp_route_dump(struct kvp_call *c);

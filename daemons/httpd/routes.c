@@ -37,6 +37,7 @@ static const struct route route[] = {
 	{KVP_HTTP_GET, "/health", NO_BODY, kvp_route_health},
 	{KVP_HTTP_GET, "/ready", NO_BODY, kvp_route_ready},
 	{KVP_HTTP_GET, "/metrics", NO_BODY, kvp_route_metrics},
+	{KVP_HTTP_GET, "/status", NO_BODY, kvp_route_status},
 };
 #define NOT_JSON "Content-Type must be application/json"
 #define ROUTE_CNT (sizeof(route) / sizeof(route[0]))
@@ -296,7 +297,12 @@ void kvp_httpd_metrics_request(void *ctx, struct kvp_http_req *r)
 	size_t seg_len;
 	int status;
 	const struct route *rt = find(r, &seg, &seg_len, &status, &text);
-	if (rt && rt->run != kvp_route_metrics && rt->run != kvp_route_health && rt->run != kvp_route_ready) {
+	if (r->path_len == 1 && r->path[0] == '/' && r->method == KVP_HTTP_GET) {
+		kvp_status_redirect(&c);
+		return;
+	}
+	if (rt && rt->run != kvp_route_metrics && rt->run != kvp_route_health && rt->run != kvp_route_ready &&
+		rt->run != kvp_route_status) {
 		status = 404;
 		text = "route not found";
 		rt = NULL;

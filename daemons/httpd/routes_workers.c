@@ -199,12 +199,18 @@ void kvp_route_worker_list(struct kvp_call *c)
 		kvp_reply_json(c, 200);
 }
 
+int kvp_httpd_ready(struct kvp_httpd *h)
+{
+	return !h->draining && kvp_selection_schedulable(h->selection) > 0 &&
+	       kvp_cat_most_schedulable(&h->boot.region->cat) >= h->boot.config->min_initial_workers;
+}
+
 void kvp_route_ready(struct kvp_call *c)
 {
 	struct kvp_httpd *h = c->h;
 	struct filter all = {NULL, NULL, 0, 0};
 	uint32_t schedulable = kvp_selection_schedulable(h->selection);
-	int ready = !h->draining && schedulable > 0;
+	int ready = kvp_httpd_ready(h);
 	kvp_jw_reset(&h->out);
 	kvp_jw_obj(&h->out);
 	kvp_jw_kbool(&h->out, "ready", ready);
