@@ -119,15 +119,6 @@ static void hashes_of(uint64_t msg, uint32_t blk, uint64_t *local, uint64_t *seq
 	kvp_hash_chain(NULL, local, blk, seq);
 }
 
-static void put_list(struct kvp_jw *w, const char *key, const uint64_t *v, uint32_t n)
-{
-	kvp_jw_key(w, key);
-	kvp_jw_arr(w);
-	for (uint32_t i = 0; i < n; i++)
-		kvp_jw_i64(w, (int64_t)v[i]);
-	kvp_jw_end(w);
-}
-
 static void body_of(struct kvp_jw *w, uint64_t msg, uint32_t blk, const char *id)
 {
 	static uint64_t local[LIVE_MSG_BLK_MAX], seq[LIVE_MSG_BLK_MAX];
@@ -137,8 +128,10 @@ static void body_of(struct kvp_jw *w, uint64_t msg, uint32_t blk, const char *id
 	if (id)
 		kvp_jw_kstr(w, "selection_id", id);
 	kvp_jw_ku64(w, "isl_tokens", (uint64_t)blk * LIVE_BLOCK_TOK);
-	put_list(w, "block_hashes", local, blk);
-	put_list(w, "sequence_hashes", seq, blk);
+	kvp_jw_key(w, "block_hashes");
+	kvp_jw_i64s(w, (const int64_t *)local, blk);
+	kvp_jw_key(w, "sequence_hashes");
+	kvp_jw_i64s(w, (const int64_t *)seq, blk);
 	kvp_jw_end(w);
 	if (kvp_jw_done(w))
 		die("body", "no memory");

@@ -231,29 +231,73 @@ void kvp_jw_str(struct kvp_jw *w, const char *s)
 	kvp_jw_strn(w, s, strlen(s));
 }
 
-static void put_u64(struct kvp_jw *w, uint64_t v, int neg)
+#define DIGITS_MAX 24 /* room for the longest number with its sign and a comma */
+
+/* Two digits a division, and divisions of 32 bits where that is enough: hashes are long and come in
+ * thousands. Writes the digits of v so that they end at `to`; returns where they begin. */
+static char *digits(char *to, uint64_t v)
 {
-	char buf[21];
-	size_t at = sizeof(buf);
-	do {
-		buf[--at] = (char)('0' + v % 10);
-		v /= 10;
-	} while (v);
-	if (neg)
-		buf[--at] = '-';
-	put(w, buf + at, sizeof(buf) - at);
+	static const char pair[] = "0001020304050607080910111213141516171819202122232425262728293031323334"
+				   "3536373839404142434445464748495051525354555657585960616263646566676869"
+				   "707172737475767778798081828384858687888990919293949596979899";
+	while (v >= 100000000) {
+		uint32_t low = (uint32_t)(v % 100000000);
+		v /= 100000000;
+		for (int i = 0; i < 4; i++, low /= 100)
+			memcpy(to -= 2, pair + (size_t)(low % 100) * 2, 2);
+	}
+	uint32_t rest = (uint32_t)v;
+	for (; rest >= 100; rest /= 100)
+		memcpy(to -= 2, pair + (size_t)(rest % 100) * 2, 2);
+	if (rest >= 10)
+		memcpy(to -= 2, pair + (size_t)rest * 2, 2);
+	else
+		*--to = (char)('0' + rest);
+	return to;
+}
+
+static char *signed_digits(char *to, int64_t v)
+{
+	char *from = digits(to, v < 0 ? 0 - (uint64_t)v : (uint64_t)v);
+	if (v < 0)
+		*--from = '-';
+	return from;
 }
 
 void kvp_jw_u64(struct kvp_jw *w, uint64_t v)
 {
+	char buf[DIGITS_MAX], *end = buf + DIGITS_MAX, *from = digits(end, v);
 	if (begin_value(w))
-		put_u64(w, v, 0);
+		put(w, from, (size_t)(end - from));
 }
 
 void kvp_jw_i64(struct kvp_jw *w, int64_t v)
 {
+	char buf[DIGITS_MAX], *end = buf + DIGITS_MAX, *from = signed_digits(end, v);
 	if (begin_value(w))
-		put_u64(w, v < 0 ? 0 - (uint64_t)v : (uint64_t)v, v < 0);
+		put(w, from, (size_t)(end - from));
+}
+
+void kvp_jw_i64s(struct kvp_jw *w, const int64_t *v, size_t n)
+{
+	char buf[2 * DIGITS_MAX] = ""; /* copied in one piece of DIGITS_MAX from where the number begins */
+	if (!begin_value(w) || n > (SIZE_MAX - DIGITS_MAX) / DIGITS_MAX ||
+		!room(w, n * DIGITS_MAX + DIGITS_MAX)) {
+		w->err = w->err ? w->err : KVP_ERR_FULL;
+		return;
+	}
+	char *to = w->buf + w->len;
+	*to++ = '[';
+	for (size_t i = 0; i < n; i++) {
+		char *end = buf + DIGITS_MAX, *from;
+		*--end = ',';
+		from = signed_digits(end, v[i]);
+		memcpy(to, from, DIGITS_MAX);
+		to += end + 1 - from;
+	}
+	to -= n > 0; /* the last comma */
+	*to++ = ']';
+	w->len = (size_t)(to - w->buf);
 }
 
 void kvp_jw_f64(struct kvp_jw *w, double v)

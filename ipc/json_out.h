@@ -52,6 +52,7 @@ void kvp_jw_str(struct kvp_jw *w, const char *s);
 void kvp_jw_strn(struct kvp_jw *w, const char *s, size_t len);
 void kvp_jw_u64(struct kvp_jw *w, uint64_t v);
 void kvp_jw_i64(struct kvp_jw *w, int64_t v);
+void kvp_jw_i64s(struct kvp_jw *w, const int64_t *v, size_t n); /* an array of them */
 void kvp_jw_f64(struct kvp_jw *w, double v);
 void kvp_jw_bool(struct kvp_jw *w, int v); /* 0 = false */
 void kvp_jw_null(struct kvp_jw *w);

@@ -252,6 +252,61 @@ static void is_text(struct kvp_jw *w, const char *want, const char *name)
 	kvp_jw_reset(w);
 }
 
+/* Every length of a number, against what the C library prints; alone and as a list. */
+static void test_written_numbers(void)
+{
+	enum { N = 4000 };
+	static int64_t v[N];
+	static char want[N * 24];
+	struct kvp_jw w, one;
+	size_t len = 0;
+	uint32_t differ = 0;
+	uint64_t x = 88172645463325252ull;
+	for (int i = 0; i < N; i++) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		v[i] = (int64_t)(x >> (i % 64)) * (i % 3 ? 1 : -1);
+	}
+	uint64_t ten = 1;
+	for (int i = 0; i < 20; i++, ten *= 10) { /* the powers of ten and their neighbours */
+		v[3 * i] = (int64_t)(ten - 1);
+		v[3 * i + 1] = (int64_t)ten;
+		v[3 * i + 2] = (int64_t)(0 - ten);
+	}
+	v[60] = INT64_MIN;
+	v[61] = INT64_MAX;
+	kvp_jw_init(&w);
+	kvp_jw_init(&one);
+	for (int i = 0; i < N; i++) {
+		int n = snprintf(want + len, 24, "%c%" PRId64, i ? ',' : '[', v[i]);
+		kvp_jw_i64(&one, v[i]);
+		differ += one.len != (size_t)n - 1 || memcmp(one.buf, want + len + 1, one.len) != 0;
+		kvp_jw_reset(&one);
+		n = snprintf(want + len, 24, "%c%" PRIu64, i ? ',' : '[', (uint64_t)v[i]);
+		kvp_jw_u64(&one, (uint64_t)v[i]);
+		differ += one.len != (size_t)n - 1 || memcmp(one.buf, want + len + 1, one.len) != 0;
+		kvp_jw_reset(&one);
+		len += (size_t)snprintf(want + len, 24, "%c%" PRId64, i ? ',' : '[', v[i]);
+	}
+	is_u64(differ, 0, "%d numbers read as the C library prints them", N);
+	want[len++] = ']';
+	kvp_jw_i64s(&w, v, N);
+	ok(kvp_jw_done(&w) == KVP_OK && w.len == len && !memcmp(w.buf, want, len), "and as one list");
+	kvp_jw_reset(&w);
+	kvp_jw_arr(&w);
+	kvp_jw_i64s(&w, v, 0);
+	kvp_jw_i64s(&w, v + 61, 1);
+	kvp_jw_i64(&w, 5);
+	kvp_jw_end(&w);
+	is_text(&w, "[[],[9223372036854775807],5]", "lists of none and one inside a list");
+	kvp_jw_obj(&w);
+	kvp_jw_i64s(&w, v, 1);
+	ok(kvp_jw_done(&w) == KVP_ERR_INVAL, "a list where a key belongs is an error");
+	kvp_jw_free(&w);
+	kvp_jw_free(&one);
+}
+
 static void test_write(void)
 {
 	struct kvp_jw w;
@@ -396,6 +451,7 @@ int main(void)
 	test_strings();
 	test_arrays();
 	test_slack();
+	test_written_numbers();
 	test_write();
 	test_misuse();
 	test_round_trip();

@@ -21,10 +21,7 @@ static void put_u32s(struct kvp_jw *w, const char *key, const uint32_t *v, uint3
 static void put_hashes(struct kvp_jw *w, const char *key, const uint64_t *v, uint64_t cnt)
 {
 	kvp_jw_key(w, key);
-	kvp_jw_arr(w);
-	for (uint64_t i = 0; i < cnt; i++)
-		kvp_jw_i64(w, (int64_t)v[i]);
-	kvp_jw_end(w);
+	kvp_jw_i64s(w, (const int64_t *)v, cnt);
 }
 
 int kvp_node_select_body(struct kvp_jw *w, const struct kvp_load_cfg *cfg, const uint32_t *tok,

@@ -51,10 +51,7 @@ static void write_selection(struct kvp_jw *w, struct kvp_str model, struct kvp_s
 		key_str(w, "selection_id", a->selection_id);
 	if (kind == KVP_SELECT_AND_RESERVE) {
 		kvp_jw_key(w, "sequence_hashes");
-		kvp_jw_arr(w);
-		for (uint32_t i = 0; i < a->seq_cnt; i++)
-			kvp_jw_i64(w, (int64_t)a->seq_hash[i]);
-		kvp_jw_end(w);
+		kvp_jw_i64s(w, (const int64_t *)a->seq_hash, a->seq_cnt);
 		kvp_jw_ku64(w, "isl_tokens", a->isl_tok);
 		kvp_jw_kbool(w, "track_prefill_tokens", a->track_prefill_tokens == KVP_YES);
 	}
