@@ -75,7 +75,7 @@ ifeq ($(BUILD),tsan)
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http lint run deps install clean help
+.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http soak lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -160,6 +160,11 @@ torture: tests
 # Every one-line breakage of the list, in every build that one asks for (about ten minutes).
 mutation: deps
 	KVP_MUTATION_JOBS=$(JOBS) tests/mutation.t --all
+# Random clients on a node for SOAK_S seconds: no wrong answer, flat memory, nothing left. KVP_SEED replays.
+SOAK_S ?= 600
+soak: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(HELPERS)
+	SOAK_S=$(SOAK_S) KVP_BUILD_DIR=$(B) tests/s_soak.t
 # Coverage-guided fuzzing of every parser of outside bytes, FUZZ_SECONDS each (needs clang).
 FUZZ_SECONDS ?= 60
 fuzz:
@@ -178,6 +183,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | test | vectors | long | lint | bench | bench-scale | bench-http | torture | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | test | vectors | long | lint | bench | bench-scale | bench-http | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
