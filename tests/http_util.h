@@ -177,4 +177,16 @@ __attribute__((unused)) static void in_free(struct in *in)
 	free(in->p);
 	memset(in, 0, sizeof(*in));
 }
+/* Runs the test on epoll and, where the kernel has it, on io_uring; the test's exit code. */
+__attribute__((unused)) static int on_each_backend(void (*run)(enum kvp_loop_backend be, const char *name))
+{
+	struct kvp_loop *probe;
+	signal(SIGPIPE, SIG_IGN);
+	run(KVP_LOOP_EPOLL, "epoll");
+	if (kvp_loop_open_backend(&probe, 8, KVP_LOOP_URING) == KVP_OK) {
+		kvp_loop_close(probe);
+		run(KVP_LOOP_URING, "uring");
+	}
+	return done();
+}
 #endif

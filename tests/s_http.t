@@ -343,28 +343,42 @@ def test_commands(node):
     tap.same(sorted(w["worker_id"] for w in node.call("GET", "/workers")[1]), [1, 2], "the catalogue is whole")
 
 
+PROMPT = {"token_ids": [1, 2, 3]}
+DOWN = (503, "shutting down")
+# What is under way when the service is told to end is answered: no new work, but looking, freeing and removing.
+LATE = ((booking("late"), DOWN), (request("POST", "/select", PROMPT), DOWN),
+        (request("POST", "/reservations", {"selection_id": "late", "worker_id": 1, **PROMPT}), DOWN),
+        (request("POST", "/reservations", {"selection_id": "replay"}), DOWN),
+        (request("POST", "/workers", worker(2)), DOWN), (request("PATCH", "/workers/1", {"taints": ["a"]}), DOWN),
+        (request("GET", "/workers"), (200, '"worker_id":1')), (request("GET", "/loads"), (200, '"active_requests":2')),
+        (request("GET", "/ready"), (503, '"ready":false')), (request("GET", "/health"), (200, "ok")),
+        (request("POST", "/reservations/kept/prefill_complete"), (200, "ok")),
+        (request("POST", "/reservations/kept/output_block", {}), (200, "ok")),
+        (request("DELETE", "/reservations/kept"), (200, "ok")), (request("DELETE", "/reservations/kept"), (404, "kept")),
+        (request("DELETE", "/workers/1"), (200, "unschedulable")))
+
+
 def test_drain():
     with Node("--drain-timeout-ms", "20000", env=NO_EVENTS) as node:
         node.call("POST", "/workers", worker(1))
-        node.call("POST", "/select_and_reserve", {"selection_id": "kept", "token_ids": [1, 2, 3]})
-        quiet, used, upload, free = (dial(node.port) for _ in range(4))
+        for name in ("kept", "other"):
+            node.call("POST", "/select_and_reserve", {"selection_id": name, **PROMPT})
+        quiet, used = dial(node.port), dial(node.port)
         used.sendall(request("GET", "/health"))
         used.recv(4096)
-        data = booking("late")
-        upload.sendall(data[:-5])
-        gone = request("DELETE", "/reservations/kept")
-        free.sendall(gone[:-2])
-        wait_for(lambda: metric(node, "connection_open") >= 5)
+        conns = [dial(node.port) for _ in LATE]
+        for s, (data, _) in zip(conns, LATE):
+            s.sendall(data[:-2])
+        wait_for(lambda: metric(node, "connection_open") >= len(LATE) + 2)
         node.proc.send_signal(signal.SIGTERM)
         tap.same(until_closed(used), b"", "SIGTERM: an idle connection is closed at once")
         tap.ok(wait_for(lambda: not reaches(node.port, "127.0.0.1")), "nobody gets in any more")
         tap.ok(node.proc.poll() is None, "the node waits for what is under way")
-        upload.sendall(data[-5:])
-        got = until_closed(upload)
-        tap.ok(status(got) == 503 and b"shutting down" in got and b"Connection: close" in got,
-               "an upload that was under way is answered: a selection 503", got)
-        free.sendall(gone[-2:])
-        tap.same(status(until_closed(free)), 200, "and a free 200")
+        for s, (data, (code, text)) in zip(conns, LATE):
+            s.sendall(data[-2:])
+            got = until_closed(s)
+            tap.ok(status(got) == code and text.encode() in got and b"Connection: close" in got,
+                   f"{' '.join(data.decode().split()[:2])} that was under way: {code}", got)
         tap.same(until_closed(quiet), b"", "a connection that never asked is closed")
         tap.same(node.stop(), 0, "then the node ends with 0")
     with Node("--drain-timeout-ms", "300", env=NO_EVENTS) as node:

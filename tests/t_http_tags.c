@@ -193,12 +193,5 @@ static void run(enum kvp_loop_backend be, const char *name)
 
 int main(void)
 {
-	struct kvp_loop *probe;
-	signal(SIGPIPE, SIG_IGN);
-	run(KVP_LOOP_EPOLL, "epoll");
-	if (kvp_loop_open_backend(&probe, 8, KVP_LOOP_URING) == KVP_OK) {
-		kvp_loop_close(probe);
-		run(KVP_LOOP_URING, "uring");
-	}
-	return done();
+	return on_each_backend(run);
 }
