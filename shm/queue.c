@@ -112,16 +112,28 @@ void kvp_queue_attach(
 
 /* ---- chunks ---- */
 
-/* Chunk 0 stays unused: 0 means none. */
+static int chunk_try(struct kvp_queue *q, uint64_t h, uint32_t c)
+{
+	if (kvp_ld_rlx_u64(&q->link[c].owner) != 0 || !kvp_cas_ar_u64(&q->link[c].owner, 0, h))
+		return 0;
+	kvp_st_rlx_u32(&q->link[c].next, 0);
+	return 1;
+}
+
+/* Chunk 0 stays unused: 0 means none. What this process has seen given back is taken first: a queue of a few
+ * stays in a few warm chunks, where going round would touch the whole pool. */
 static uint32_t chunk_take(struct kvp_queue *q, uint64_t h)
 {
+	while (q->again_cnt) {
+		uint32_t c = q->again[--q->again_cnt];
+		if (chunk_try(q, h, c))
+			return c;
+	}
 	for (uint32_t i = 0; i < q->chunk_cnt; i++) {
 		uint32_t c = q->cursor + 1 < q->chunk_cnt ? q->cursor + 1 : 1;
 		q->cursor = c;
-		if (kvp_ld_rlx_u64(&q->link[c].owner) == 0 && kvp_cas_ar_u64(&q->link[c].owner, 0, h)) {
-			kvp_st_rlx_u32(&q->link[c].next, 0);
+		if (chunk_try(q, h, c))
 			return c;
-		}
 	}
 	return 0;
 }
@@ -132,6 +144,8 @@ void q_chunks_drop(struct kvp_queue *q, uint64_t h, uint32_t first)
 		uint32_t next = kvp_ld_rlx_u32(&q->link[c].next);
 		if (!kvp_cas_ar_u64(&q->link[c].owner, h, 0))
 			return; /* what is behind it is found by the sweep */
+		if (q->again_cnt < KVP_QUEUE_AGAIN_MAX)
+			q->again[q->again_cnt++] = c;
 		c = next;
 	}
 }

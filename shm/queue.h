@@ -33,6 +33,7 @@
 #include "shm/slot.h"
 
 #define KVP_QUEUE_STALL_NS 100000000ull
+#define KVP_QUEUE_AGAIN_MAX 256
 #define KVP_QUEUE_INLINE 24 /* words of an answer that always fit */
 
 struct kvp_queue_hdr_shm;
@@ -51,6 +52,7 @@ struct kvp_queue { /* process-local, one thread */
 	struct kvp_queue_slot_shm *slot;
 	uint64_t *ready; /* slot_max bitmaps of finished records */
 	uint32_t queued_max, word_cnt, chunk_cnt, part_max, slot_max, cursor;
+	uint32_t again[KVP_QUEUE_AGAIN_MAX], again_cnt; /* chunks given back, to be taken first */
 	struct kvp_slots *slots; /* liveness and wake-ups */
 	struct kvp_ctr_column_shm *ctr;
 	kvp_owner owner;

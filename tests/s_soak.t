@@ -62,6 +62,27 @@ def memory(node):
     return out, region
 
 
+def objects(node):
+    """KiB in use of every object in the region."""
+    code, text = node.ctl("--json", "gen")
+    fds, out = f"/proc/{node.proc.pid}/fd", {}
+    name = max((fd for fd in os.listdir(fds) if "memfd:" in os.readlink(f"{fds}/{fd}")),
+               key=lambda fd: os.stat(f"{fds}/{fd}").st_size)
+    with open(f"{fds}/{name}", "rb") as f:
+        for row in json.loads(text)["objects"]:
+            at, end, used = row["offset"], row["offset"] + row["bytes"], 0
+            while at < end:
+                try:
+                    at = os.lseek(f.fileno(), at, os.SEEK_DATA)
+                except OSError:
+                    break
+                hole = min(os.lseek(f.fileno(), at, os.SEEK_HOLE), end)
+                used += max(0, hole - at)
+                at = hole
+            out[row["object"]] = used // 1024
+    return out
+
+
 def flat(samples, what):
     """Medians of the second and the fourth quarter."""
     n = len(samples) // 4
@@ -99,12 +120,14 @@ def soak(node):
     results, endpoints = multiprocessing.Queue(), multiprocessing.Queue()
     clients = [multiprocessing.Process(target=run_client, args=(node.port, i, results, until, endpoints))
                for i in range(CLIENTS + 1)]
-    pids = {name: list(p) for name, p in node.children().items()}
+    pids = sorted(sum(node.children().values(), []))
     for c in clients:
         c.start()
-    samples, every = [], max(0.1, SECONDS / 400)
+    samples, parts, every = [], [], max(0.1, SECONDS / 400)
     while time.monotonic() < until.value:
         samples.append(memory(node))
+        if len(parts) < 8 * (1 - (until.value - time.monotonic()) / SECONDS):
+            parts.append(objects(node))
         time.sleep(every)
     counts, faults = {}, []
     for _ in clients:
@@ -114,8 +137,8 @@ def soak(node):
             counts[k] = counts.get(k, 0) + n
     for c in clients:
         c.join(60 * SLOW)
-    tap.same({name: list(p) for name, p in node.children().items()}, pids, "no process was replaced")
-    return samples, counts, faults
+    tap.same(sorted(sum(node.children().values(), [])), pids, "no process was replaced")
+    return samples, parts, counts, faults
 
 
 def end(node):
@@ -151,7 +174,7 @@ def main():
         for i, model in ((1, "default"), (2, "other")):
             node.call("POST", "/workers", worker(i, fixed[i - 1].at, model_name=model, max_num_batched_tokens=2500,
                                                  total_kv_blocks=100000))
-        samples, counts, faults = soak(node)
+        samples, parts, counts, faults = soak(node)
         tap.same(faults, [], "every answer was one that the contract allows")
         total = sum(n for k, n in counts.items() if isinstance(k, int))
         print(f"# {total} answers, {counts.get('left', 0)} clients left on the way: {dict(sorted(counts.items(), key=str))}")
@@ -160,6 +183,9 @@ def main():
             flat([s[0][name][0] for s in samples], f"private memory of {name}")
             flat([s[0][name][1] for s in samples], f"shared memory mapped by {name}")
         flat([s[1] for s in samples], "the region")
+        for name in parts[0]:
+            if parts[-1][name] > parts[len(parts) // 2][name]:
+                print(f"# {name}: {[p[name] for p in parts]} KiB in use over the eighths of the time")
         end(node)
         tap.same(node.stop(), 0, "the node ends with 0")
     for e in fixed:

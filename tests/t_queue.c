@@ -261,11 +261,30 @@ static void walk(void)
 		"20000 random steps end with nothing left");
 }
 
+/* Requests that come and go one after the other stay in the same few chunks. */
+static void footprint(void)
+{
+	const struct kvp_queue *q = &p[1].q;
+	uint64_t word[200], h, touched = 0;
+	int rc = KVP_OK;
+	memset(word, 1, sizeof(word));
+	for (int i = 0; i < 5000 && !rc; i++) {
+		rc = kvp_queue_begin(&p[1].q, &h);
+		rc = rc ? rc : kvp_queue_put(&p[1].q, h, word, 200);
+		kvp_queue_abort(&p[1].q, h);
+	}
+	for (uint32_t c = 0; c < q->chunk_cnt; c++)
+		touched += q->pool[(uint64_t)c * 64] != 0;
+	ok(!rc && touched <= 4, "5000 records of 200 words in %" PRIu64 " chunks of %u", touched,
+		q->chunk_cnt);
+}
+
 int main(void)
 {
 	queue_fixture_make(&f);
 	for (uint32_t i = 1; i < 4; i++)
 		queue_proc_make(&f, &p[i], i);
+	footprint();
 	life();
 	cancels();
 	room();
