@@ -110,30 +110,49 @@ static void ring_bell(struct kvp_cmdring *r)
 	wake(r, kvp_ld_acq_u32(&r->shm->consumer));
 }
 
+/* claim takes cell i if it is free. */
+static int claim(struct kvp_cmdring *r, kvp_owner owner, uint32_t i, struct kvp_cmd_cell **c, void **payload)
+{
+	struct kvp_cmd_cell *p = &r->shm->cell[i];
+	uint64_t w = kvp_ld_acq_u64(&p->word); /* pairs with: every change to FREE */
+	if (STATE(w) != FREE || !kvp_cas_ar_u64(&p->word, w, WORD(owner, USE(w), CLAIMED)))
+		return 0;
+	KVP_POINT("cmdring:claimed");
+	p->worker_id = 0;
+	memset(p->arg, 0, sizeof(p->arg));
+	kvp_st_rlx_u32(&p->type, KVP_CMD_NONE);
+	kvp_st_rlx_u32(&p->len, 0);
+	p->attempt = 0;
+	p->status = KVP_ERR_AGAIN;
+	kvp_st_rlx_u32(&p->reply_len, 0);
+	*c = p;
+	*payload = kvp_cmd_buffer(r, p);
+	return 1;
+}
+
 int kvp_cmd_begin(struct kvp_cmdring *r, kvp_owner owner, struct kvp_cmd_cell **c, void **payload)
 {
 	KVP_ASSERT(owner != 0);
-	for (uint32_t i = 0; i < KVP_CMD_CELLS; i++) {
-		struct kvp_cmd_cell *p = &r->shm->cell[i];
-		uint64_t w = kvp_ld_acq_u64(&p->word); /* pairs with: every change to FREE */
-		if (STATE(w) != FREE || !kvp_cas_ar_u64(&p->word, w, WORD(owner, USE(w), CLAIMED)))
-			continue;
-		KVP_POINT("cmdring:claimed");
-		p->worker_id = 0;
-		memset(p->arg, 0, sizeof(p->arg));
-		kvp_st_rlx_u32(&p->type, KVP_CMD_NONE);
-		kvp_st_rlx_u32(&p->len, 0);
-		p->attempt = 0;
-		p->status = KVP_ERR_AGAIN;
-		kvp_st_rlx_u32(&p->reply_len, 0);
-		*c = p;
-		*payload = kvp_cmd_buffer(r, p);
-		return KVP_OK;
-	}
+	for (uint32_t i = 0; i < KVP_CMD_CELLS; i++)
+		if (claim(r, owner, i, c, payload))
+			return KVP_OK;
 	return KVP_ERR_FULL;
 }
 
-int kvp_cmd_post(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_type type, uint32_t len)
+int kvp_cmd_begin_spare(struct kvp_cmdring *r, kvp_owner owner, struct kvp_cmd_cell **c, void **payload)
+{
+	uint32_t cnt = KVP_CMD_CELLS - KVP_CMD_RESERVED;
+	uint32_t at = (uint32_t)kvp_ld_rlx_u64(&r->shm->ticket) % cnt; /* likely the one used longest ago */
+	KVP_ASSERT(owner != 0);
+	for (uint32_t i = 0; i < cnt; i++, at = at + 1 < cnt ? at + 1 : 0)
+		if (claim(r, owner, KVP_CMD_RESERVED + at, c, payload))
+			return KVP_OK;
+	return KVP_ERR_FULL;
+}
+
+/* post publishes; owner 0: nobody reads the reply. */
+static int post(
+	struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_type type, uint32_t len, kvp_owner owner)
 {
 	uint64_t w = kvp_ld_acq_u64(&c->word);
 	if (len > KVP_CMD_PAYLOAD_MAX || type <= KVP_CMD_NONE || type >= KVP_CMD_TYPE_CNT ||
@@ -143,11 +162,21 @@ int kvp_cmd_post(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_typ
 	kvp_st_rlx_u32(&c->len, len);
 	kvp_st_rlx_u64(&c->ticket, kvp_faa_ar_u64(&r->shm->ticket, 1));
 	KVP_POINT("cmdring:ticket");
-	if (!kvp_cas_ar_u64(&c->word, w, WITH_STATE(w, POSTED))) /* pairs with: kvp_cmd_next */
+	if (!kvp_cas_ar_u64(&c->word, w, WORD(owner, USE(w), POSTED))) /* pairs with: kvp_cmd_next */
 		return KVP_ERR_FENCED;
 	KVP_POINT("cmdring:posted");
 	ring_bell(r);
 	return KVP_OK;
+}
+
+int kvp_cmd_post(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_type type, uint32_t len)
+{
+	return post(r, c, type, len, OWNER(kvp_ld_acq_u64(&c->word)));
+}
+
+int kvp_cmd_post_away(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_type type, uint32_t len)
+{
+	return post(r, c, type, len, 0);
 }
 
 int kvp_cmd_done(const struct kvp_cmdring *r, const struct kvp_cmd_cell *c)

@@ -13,7 +13,8 @@
  *            began is taken first (ticket order).
  * Lifetime   as long as the region.
  * Crash      producer killed: the sweep of its owner (kvp_cmd_sweep_owner) frees cells in CLAIMED and DONE;
- *            one in POSTED or TAKEN loses its owner, is still executed, and goes to FREE at the reply.
+ *            one in POSTED or TAKEN loses its owner, is still executed, and goes to FREE at the reply. So
+ *            does one that was posted away, which has no owner from its post on.
  *            Consumer killed: cells stay POSTED or TAKEN; the next consumer's kvp_cmd_attach makes TAKEN
  *            ones POSTED again with attempt + 1 (it may answer those KVP_ERR_AGAIN). A producer waits with
  *            its own deadline and gives up by kvp_cmd_end. Nobody waits for anybody inside a call.
@@ -26,6 +27,7 @@
 
 #define KVP_CMD_CELLS 256u
 #define KVP_CMD_PAYLOAD_MAX 73728u /* bytes, also of a reply */
+#define KVP_CMD_RESERVED 64u	   /* cells that are never used by commands nobody waits for */
 
 enum kvp_cmd_type {
 	KVP_CMD_NONE,
@@ -34,6 +36,7 @@ enum kvp_cmd_type {
 	KVP_CMD_WORKER_PATCH,  /* worker_id and JSON body */
 	KVP_CMD_WORKER_DELETE, /* worker_id */
 	KVP_CMD_DUMP,	       /* a page of a dump: daemons/common/dump_page.h */
+	KVP_CMD_ROUTED,	       /* a piece of a booking for the index: struct kvp_cmd_routed */
 	KVP_CMD_TYPE_CNT
 };
 
@@ -49,6 +52,16 @@ struct kvp_cmd_cell {
 	uint32_t reply_len; /* reply bytes; consumer */
 	uint32_t pad[11];
 } __attribute__((aligned(128)));
+
+/* What arg[0..3] of KVP_CMD_ROUTED say. Payload: local hashes of blocks from, from + 1, ... of a prompt of
+ * which total are told, in pieces one after the other. */
+struct kvp_cmd_routed {
+	uint32_t rank_slot, rank_gen;
+	uint32_t from, total;
+	uint64_t owner;	 /* of the sender: pieces of several senders come mixed */
+	uint64_t number; /* of the booking among the sender's */
+};
+_Static_assert(sizeof(struct kvp_cmd_routed) == 32, "fits into arg");
 
 struct kvp_cmdring_shm;
 struct kvp_cmdring { /* process-local handle */
@@ -72,9 +85,17 @@ uint64_t kvp_cmdring_check(const struct kvp_cmdring *r);
  * *payload its buffer. KVP_ERR_FULL if no cell is free. Bounded, never blocks. */
 int kvp_cmd_begin(struct kvp_cmdring *r, kvp_owner owner, struct kvp_cmd_cell **c, void **payload);
 
+/* kvp_cmd_begin_spare: the same for a command that nobody waits for: KVP_CMD_RESERVED cells stay free for
+ * others. */
+int kvp_cmd_begin_spare(struct kvp_cmdring *r, kvp_owner owner, struct kvp_cmd_cell **c, void **payload);
+
 /* kvp_cmd_post publishes the command and wakes the consumer. len 0..KVP_CMD_PAYLOAD_MAX. KVP_ERR_INVAL (the
  * cell stays claimed). Pairs with: kvp_cmd_next. */
 int kvp_cmd_post(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_type type, uint32_t len);
+
+/* kvp_cmd_post_away: the same for a command that nobody waits for: the cell is no longer the caller's, is
+ * free after its execution and must not be touched again. */
+int kvp_cmd_post_away(struct kvp_cmdring *r, struct kvp_cmd_cell *c, enum kvp_cmd_type type, uint32_t len);
 
 /* kvp_cmd_done answers 1 when the reply is there (c->status, c->reply_len, bytes in the buffer:
  * kvp_cmd_buffer), else 0. The consumer wakes the producer's slot at the reply. Pairs with: kvp_cmd_reply. */

@@ -42,6 +42,7 @@ struct kvp_geom {
 	uint32_t index_rank_max;   /* ranks with a bit in the tree: 64, 256, 1024 or 4096 */
 	uint32_t resv_max;	   /* live reservations, 64..4194304 */
 	uint64_t block_max;	   /* blocks in the tree, 10000..1e9 */
+	uint64_t predicted_max;	   /* blocks in the tree of predictions; 0 = there is none */
 	uint64_t active_block_max; /* prompt blocks over all live bookings, 1024..2^30 */
 	uint32_t queued_max;	   /* waiting requests */
 	uint32_t part_max;	   /* partitions, 1..KVP_PART_MAX */

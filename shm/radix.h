@@ -293,6 +293,11 @@ typedef int kvp_radix_dump_fn(void *ctx, const struct kvp_radix_dump_event *ev);
  * result other than 0 ends the dump and is returned. KVP_OK, INVAL. */
 int kvp_radix_w_dump(
 	struct kvp_radix_w *w, uint32_t slot, kvp_radix_dump_fn *fn, void *ctx, uint64_t *hidden);
+/* kvp_radix_w_each tells all blocks that ranks hold on their devices, n neighbours in a run at a time with
+ * the rank's names for them, in one pass: what follows a block comes before it (stretches behind gaps of one
+ * run in any order). The tree must not be changed meanwhile. */
+typedef void kvp_radix_each_fn(void *ctx, uint32_t slot, uint32_t n, const uint64_t *ext);
+void kvp_radix_w_each(struct kvp_radix_w *w, kvp_radix_each_fn *fn, void *ctx);
 /* kvp_radix_w_check compares private against public state (after kvp_radix_check). Number of faults. */
 uint64_t kvp_radix_w_check(struct kvp_radix_w *w);
 #endif

@@ -18,6 +18,32 @@
 #define BY_SUPERVISOR 2u
 #define BY_NOBODY_ELSE 0u
 
+int kvp_region_predicted_geom(const struct kvp_geom *g, struct kvp_geom *out)
+{
+	*out = *g;
+	out->block_max = g->predicted_max;
+	return g->predicted_max != 0;
+}
+
+/* A page that nobody looks at where there are no predictions. */
+static uint64_t predicted_footprint(const struct kvp_geom *g)
+{
+	struct kvp_geom p;
+	return kvp_region_predicted_geom(g, &p) ? kvp_radix_footprint(&p) : KVP_PAGE;
+}
+
+static int predicted_new(void *mem, const struct kvp_geom *g)
+{
+	struct kvp_geom p;
+	return kvp_region_predicted_geom(g, &p) ? kvp_radix_new(mem, &p) : KVP_OK;
+}
+
+static int predicted_join(const void *mem, const struct kvp_geom *g, struct kvp_radix *out)
+{
+	struct kvp_geom p;
+	return kvp_region_predicted_geom(g, &p) ? kvp_radix_join(mem, &p, out) : KVP_OK;
+}
+
 struct object {
 	const char *name;
 	uint64_t (*footprint)(const struct kvp_geom *g);
@@ -38,6 +64,7 @@ static const struct object object[] = {
 	{"queue", kvp_queue_footprint, kvp_queue_new, BY_BOOKER},
 	{"affinity", kvp_affinity_footprint, kvp_affinity_new, BY_BOOKER},
 	{"peers", kvp_peers_footprint, kvp_peers_new, BY_BOOKER | BY_SUPERVISOR},
+	{"predicted", predicted_footprint, predicted_new, BY_NOBODY_ELSE},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -236,6 +263,7 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : kvp_queue_join(r->base + d[8].off, g, &r->queue);
 	rc = rc ? rc : kvp_affinity_join(r->base + d[9].off, g, &r->affinity);
 	rc = rc ? rc : kvp_peers_join(r->base + d[10].off, g, &r->peers);
+	rc = rc ? rc : predicted_join(r->base + d[11].off, g, &r->predicted);
 	if (!rc)
 		kvp_book_on_end(&r->book, end_lease, &r->affinity);
 	return rc;

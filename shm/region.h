@@ -68,6 +68,7 @@ struct kvp_region { /* process-local */
 	struct kvp_cmdring cmd;
 	struct kvp_cat cat;
 	struct kvp_radix radix;
+	struct kvp_radix predicted; /* shm NULL: no predictions beside KV events */
 	struct kvp_book book;
 	struct kvp_pending pending;
 	struct kvp_queue queue;
@@ -80,6 +81,9 @@ struct kvp_region { /* process-local */
  * are 0.
  */
 int kvp_region_geom(struct kvp_geom *g);
+
+/* kvp_region_predicted_geom is the geometry of the tree of predictions; 0 = there is none. */
+int kvp_region_predicted_geom(const struct kvp_geom *g, struct kvp_geom *out);
 
 /* kvp_region_create makes a region and formats every object.
  *

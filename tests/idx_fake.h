@@ -10,6 +10,7 @@
 #include "daemons/indexer/apply.c"
 #include "daemons/indexer/reconcile.c"
 #include "daemons/indexer/registry.c"
+#include "daemons/indexer/routed.c"
 #include "daemons/indexer/listener.h"
 #include "tests/tap.h"
 
@@ -32,6 +33,10 @@ static struct fake {
 	uint32_t ext_cnt[FAKE_HOLDERS];
 	uint32_t clears, store_rc;
 	uint64_t last_parent, last_salt;
+	/* bookings: the last one recorded, index slots forgotten */
+	uint32_t routed_cnt, routed_slot, routed_n, routed_wrong, forgotten[FAKE_RANKS], forgotten_cnt;
+	uint64_t routed_salt, routed_limit, routed_now;
+	uint8_t routed_owned[FAKE_INDEX];
 	/* bookings: open generation of a slot, 0 = closed */
 	uint32_t open_gen[FAKE_RANKS];
 	uint32_t opens, closes;
@@ -121,6 +126,65 @@ int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
 {
 	(void)budget;
 	return kvp_radix_clear(w, slot);
+}
+
+uint32_t kvp_radix_w_tend(struct kvp_radix_w *w, uint32_t budget)
+{
+	(void)w;
+	(void)budget;
+	return 0;
+}
+
+/* Block i of a booking has local hash 7000 + i here. */
+int kvp_routed_open(struct kvp_radix_w *w, const struct kvp_routed_cfg *cfg, struct kvp_routed **out)
+{
+	(void)w;
+	(void)cfg;
+	*out = (struct kvp_routed *)(void *)fake;
+	return KVP_OK;
+}
+void kvp_routed_close(struct kvp_routed *t)
+{
+	(void)t;
+}
+uint32_t kvp_routed_record(struct kvp_routed *t, uint32_t slot, uint64_t part_salt, uint32_t n,
+	const uint64_t *local, uint64_t limit_blk, uint64_t now_ns)
+{
+	(void)t;
+	fake->routed_cnt++;
+	fake->routed_slot = slot;
+	fake->routed_salt = part_salt;
+	fake->routed_n = n;
+	fake->routed_limit = limit_blk;
+	fake->routed_now = now_ns;
+	for (uint32_t i = 0; i < n; i++)
+		fake->routed_wrong += local[i] != 7000 + i;
+	return n;
+}
+void kvp_routed_forget(struct kvp_routed *t, uint32_t slot)
+{
+	(void)t;
+	fake->forgotten[fake->forgotten_cnt++ % FAKE_RANKS] = slot;
+}
+uint32_t kvp_routed_tend(struct kvp_routed *t, uint64_t now_ns, uint32_t budget)
+{
+	(void)t;
+	(void)now_ns;
+	(void)budget;
+	return 0;
+}
+uint64_t kvp_routed_recover(struct kvp_routed *t, const uint8_t *owned, uint64_t now_ns)
+{
+	(void)t;
+	(void)now_ns;
+	memcpy(fake->routed_owned, owned, FAKE_INDEX);
+	return 0;
+}
+uint64_t kvp_routed_cnt(const struct kvp_routed *t, uint32_t slot)
+{
+	(void)t;
+	(void)slot;
+	return fake->routed_cnt;
 }
 
 int kvp_rank_open(struct kvp_book *b, uint32_t slot, uint32_t gen)

@@ -16,7 +16,6 @@ import api_vectors
 from node import Node, Tap
 
 LATER = {
-    "approximate index": {"approximate-index"},
 }
 MINUTES = {"expiry"}
 

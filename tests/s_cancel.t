@@ -14,6 +14,7 @@ from waiter import LONG, Client, Waiter, free, part, request, seeded, total, wai
 
 tap = Tap()
 ENV = {"DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_QUEUE_THRESHOLD": "0",
+       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "0",  # a prompt booked before weighs as much as ever
        "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": "3600"}
 rnd = seeded()
 TIMES = 200 if LONG else 20

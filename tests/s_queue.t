@@ -12,7 +12,9 @@ from node import SLOW, Node, Tap, wait_for, worker
 from waiter import SEED, Waiter, free, part, seeded, total, waiting
 
 tap = Tap()
-ENV = {"DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_QUEUE_THRESHOLD": "0"}
+# Without credit no booking makes the next one of the same prompt lighter.
+ENV = {"DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_QUEUE_THRESHOLD": "0",
+       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "0"}
 rnd = seeded()
 
 

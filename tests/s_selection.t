@@ -150,7 +150,7 @@ def main():
             code, record = node.call("POST", "/workers", worker(i))
             tap.ok(code == 201 and record["lifecycle"] == "schedulable", f"worker {i} is schedulable", record)
         tap.same(node.call("GET", "/ready")[0], 200, "ready with workers")
-        tap.same(len(served(node)), 2, "two httpd processes run")
+        tap.ok(wait_for(lambda: len(served(node)) == 2), "two httpd processes run", served(node))
         shared_reservations(node)
         bad_input(node)
         tools(node)

@@ -1,6 +1,7 @@
 /* tests/t_apply.c — operations through the ring into the tree: order, generations, clears, marks. */
 #include "daemons/indexer/ring.c"
 #include "tests/idx_fake.h"
+#include "shm/cmdring.h"
 
 static struct fake_node node;
 static struct kvp_idx idx;
@@ -255,6 +256,80 @@ static void test_not_indexed(void)
 	is_u64(ctr(KVP_CTR_EV_NOT_INDEXED), 1, "is selectable, its events are counted");
 }
 
+/* Sends blocks from..from + n - 1 of a booking of total blocks. 1: it was recorded. */
+static int piece(struct kvp_cmd_routed c, uint32_t from, uint32_t n, uint32_t total)
+{
+	static uint64_t local[100000];
+	uint32_t before = fake->routed_cnt;
+	c.from = from;
+	c.total = total;
+	for (uint32_t i = 0; i < n; i++)
+		local[i] = 7000 + from + i;
+	kvp_idx_routed(&idx, &c, local, n * 8, 77);
+	return fake->routed_cnt != before;
+}
+
+/* Bookings: put together by sender, taken for the rank that they name and no other. */
+static void test_routed(void)
+{
+	struct kvp_routed_cfg cfg = {.slot_max = FAKE_INDEX};
+	struct kvp_cmd_routed a = {1, idx.rank[1].rank_gen, 0, 0, KVP_OWNER(2, 3), 0};
+	struct kvp_cmd_routed b = {2, idx.rank[2].rank_gen, 0, 0, KVP_OWNER(4, 3), 0};
+	uint64_t bad = ctr(KVP_CTR_ROUTED_BAD), late = ctr(KVP_CTR_ROUTED_LATE);
+	ok(!piece(a, 0, 3, 3), "without a table for them bookings do nothing");
+	kvp_idx_routed_open(&idx, NULL, &cfg);
+	fake->routed_wrong = 0;
+	ok(piece(a, 0, 3, 3) && fake->routed_n == 3 && fake->routed_slot == idx.rank[1].index_slot,
+		"a booking in one piece goes to its rank's index slot");
+	ok(fake->routed_salt == idx.rank[1].part_salt && fake->routed_now == 77 && fake->routed_limit == 0,
+		"with its partition's salt, the time, and the size of its worker, unknown here");
+	a.number = b.number = 5;
+	ok(!piece(a, 0, 400, 1000) && !piece(b, 0, 500, 900) && !piece(a, 400, 400, 1000) &&
+			piece(b, 500, 400, 900) && fake->routed_n == 900,
+		"pieces of two senders, mixed");
+	ok(piece(a, 800, 200, 1000) && fake->routed_n == 1000, "each is whole in the end");
+	ok(piece(a, 0, 65536, 65536), "the longest booking");
+	is_u64(ctr(KVP_CTR_ROUTED_BAD), bad, "all that is well-formed");
+	a.number = 6;
+	piece(a, 0, 400, 1000);
+	a.number = 7;
+	ok(!piece(a, 400, 600, 1000), "a piece of another booking does not fit");
+	a.number = 6;
+	ok(!piece(a, 600, 400, 1000), "nor one behind a missing piece");
+	ok(!piece(a, 0, 0, 0) && !piece(a, 0, 4, 3) && !piece(a, 3, 1, 3), "nor more blocks than there are");
+	ok(!piece(a, 0, 65537, 65537), "nor a longer booking than any");
+	a.owner = KVP_OWNER(2, 4); /* another process in the same slot */
+	a.number = 6;
+	ok(!piece(a, 400, 600, 1000), "nor one of a sender that has died");
+	is_u64(ctr(KVP_CTR_ROUTED_BAD), bad + 7, "each is counted");
+	is_u64(fake->routed_wrong, 0, "every block came through");
+	a.rank_gen += 2;
+	ok(!piece(a, 0, 3, 3), "a rank's successor does not get its bookings");
+	a.rank_slot = 5000;
+	ok(!piece(a, 0, 3, 3), "nor does a rank that cannot be");
+	a.rank_slot = 64;
+	a.rank_gen = idx.rank[64].rank_gen;
+	ok(!piece(a, 0, 3, 3), "nor one without an index slot");
+	fake->forgotten_cnt = 0;
+	uint32_t slot = idx.rank[2].index_slot;
+	kvp_idx_worker_delete(&idx, 2);
+	ok(fake->forgotten_cnt == 1 && fake->forgotten[0] == slot, "those of a lost rank are forgotten");
+	ok(!piece(b, 0, 3, 3), "what still comes for it is refused");
+	is_u64(ctr(KVP_CTR_ROUTED_LATE), late + 4, "each is counted");
+	kvp_idx_routed_recover(&idx);
+	ok(fake->routed_owned[idx.rank[1].index_slot] && !fake->routed_owned[slot],
+		"a restart goes on with the blocks of ranks that stay");
+	fake_post(&idx, "{\"worker_id\":7,\"endpoint\":\"e\",\"block_size\":4,\"total_kv_blocks\":123,"
+			"\"kv_events_endpoint\":\"tcp://q:1\"}");
+	struct kvp_cmd_routed c = {.rank_slot = UINT32_MAX, .owner = KVP_OWNER(2, 3)};
+	for (uint32_t i = 0; i < FAKE_RANKS; i++)
+		if (idx.rank[i].worker_id == 7)
+			c.rank_slot = i;
+	c.rank_gen = c.rank_slot < FAKE_RANKS ? idx.rank[c.rank_slot].rank_gen : 0;
+	idx.rank[c.rank_slot % FAKE_RANKS].index_slot = 9; /* all real ones are taken */
+	ok(piece(c, 0, 2, 2) && fake->routed_limit == 123, "a worker's size goes along");
+}
+
 int main(void)
 {
 	fake_node_open(&node);
@@ -266,6 +341,7 @@ int main(void)
 	test_marks();
 	test_late();
 	test_not_indexed();
+	test_routed();
 	kvp_idx_ring_close(&ring);
 	kvp_idx_close(&idx);
 	fake_node_close(&node);

@@ -119,6 +119,39 @@ static void full_ring(void)
 	is_u64(kvp_cmd_sweep_owner(&r, P2), 1, "and the claimed one of another");
 }
 
+/* Commands that nobody waits for. */
+static void away(void)
+{
+	struct kvp_cmdring r;
+	struct kvp_cmd_cell *c, *t;
+	void *p;
+	uint32_t n, cnt[KVP_CMD_STATES];
+	fresh(&r);
+	for (n = 0; kvp_cmd_begin_spare(&r, P1, &c, &p) == KVP_OK; n++) {
+		memcpy(p, &n, sizeof(n));
+		if (kvp_cmd_post_away(&r, c, KVP_CMD_ROUTED, sizeof(n)))
+			break;
+	}
+	is_u64(n, KVP_CMD_CELLS - KVP_CMD_RESERVED, "commands that nobody waits for use no reserved cell");
+	is_u64(kvp_cmdring_check(&r), 0, "no faults");
+	is_u64(kvp_cmd_sweep_owner(&r, P1), 0, "they are nobody's once posted");
+	ok(post(&r, P2, "x") != NULL, "others find room");
+	uint32_t wrong = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t got = UINT32_MAX;
+		if (kvp_cmd_next(&r, &t) == KVP_OK)
+			memcpy(&got, kvp_cmd_buffer(&r, t), sizeof(got));
+		wrong += got != i || kvp_cmd_reply(&r, t, 0, 0) != KVP_OK;
+	}
+	is_u64(wrong, 0, "they are taken in their order");
+	ok(takes(&r, &t, "x"), "and the one that was posted later after them");
+	kvp_cmd_count(&r, cnt);
+	is_u64(cnt[0], KVP_CMD_CELLS - 1, "their cells are free at once");
+	ok(kvp_cmd_begin_spare(&r, P1, &c, &p) == KVP_OK && kvp_cmd_sweep_owner(&r, P1) == 1,
+		"one that was only claimed is the sweep's");
+	is_u64(kvp_cmdring_check(&r), 0, "no faults");
+}
+
 static void giving_up(void)
 {
 	struct kvp_cmdring r;
@@ -212,6 +245,7 @@ int main(void)
 	round_trip();
 	order();
 	full_ring();
+	away();
 	giving_up();
 	dead_producer();
 	garbage();

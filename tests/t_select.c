@@ -353,6 +353,80 @@ static void test_update(struct kvp_selection *s)
 	is_u64(kvp_book_check(&s->region->book) + kvp_catalogue_check(&s->region->cat), 0, "no fault");
 }
 
+/* dev, host, disk blocks of worker 1 for the first n tokens; router credit too. */
+static struct kvp_overlap_row score(struct kvp_selection *s, uint32_t n)
+{
+	struct kvp_select_request q = request(n);
+	struct kvp_overlap_row row[4];
+	uint32_t cnt, size, blk;
+	memset(row, 0, sizeof(row));
+	kvp_selection_overlap_scores(s, &q, row, 4, &cnt, &size, &blk);
+	return row[0];
+}
+
+static int row_is(struct kvp_overlap_row r, uint32_t dev, uint32_t host, uint32_t disk, double credit)
+{
+	return r.device_blk == dev && r.host_ext_blk == host && r.disk_ext_blk == disk &&
+	       r.router_credit_blk == credit;
+}
+
+static int reserve(struct kvp_selection *s, const char *id, uint64_t worker_id, uint32_t token_cnt)
+{
+	struct kvp_reserve_request q;
+	struct kvp_select_answer a;
+	memset(&q, 0, sizeof(q));
+	q.model = q.group = str("default");
+	q.selection_id = str(id);
+	q.worker_id = worker_id;
+	q.prompt.form = KVP_PROMPT_TOKENS;
+	q.prompt.token = tok;
+	q.prompt.token_cnt = token_cnt;
+	q.prompt.eagle = KVP_UNSET;
+	q.override.assume_kv_reuse = KVP_NO; /* its tracking hashes are of no use to others, its blocks are */
+	return kvp_selection_reserve(s, &q, &a);
+}
+
+/* What bookings tell, beside what engines tell. */
+static void test_predicted(void)
+{
+	struct kvp_local_cfg cfg = {.seed = 42, .predicted_ttl_ns = UINT64_MAX};
+	struct kvp_selection *s = kvp_selection_open_local(&cfg);
+	struct kvp_select_request q = request(40);
+	struct kvp_select_answer a;
+	uint64_t local[10], ext[10];
+	if (!ok(s != NULL, "a node with predictions"))
+		return;
+	add_worker(s, 1, 1, 0);
+	add_worker(s, 2, 1, 0);
+	for (int i = 0; i < 5; i++)
+		kvp_selection_select(s, &q, &a);
+	ok(row_is(score(s, 40), 0, 0, 0, 0), "a selection without a booking predicts nothing");
+	is_u64(reserve(s, "a", 1, 24), 201, "a booking of six blocks");
+	ok(row_is(score(s, 40), 6, 0, 0, 6), "they count as on the device");
+	is_u64(kvp_selection_select(s, &q, &a), 200, "select");
+	ok(a.worker_id == 1 && a.effective_prefill_tok == 16, "and attract");
+	is_u64(store(s, 1, 0, 2), 200, "the engine tells two blocks");
+	struct kvp_hasher h;
+	kvp_hasher_init(&h, tok, 40, 4, KVP_HASH_WINDOW_PLAIN, kvp_hash_seed(NULL, 0, NULL, 0));
+	kvp_hasher_local(&h, 0, 10, local);
+	kvp_hash_chain(NULL, local, 10, ext);
+	kvp_selection_local_stored_in(s, KVP_CACHE_HOST, 1, 0, &ext[1], 5, local + 2, ext + 2);
+	kvp_selection_local_stored_in(s, KVP_CACHE_DISK, 1, 0, &ext[6], 2, local + 7, ext + 7);
+	ok(row_is(score(s, 40), 6, 1, 2, 7.25), "lower tiers count beyond the prediction: none twice");
+	is_u64(reserve(s, "b", 1, 32), 201, "eight blocks");
+	ok(row_is(score(s, 40), 8, 0, 1, 8.25), "it covers the host's block and one of the disk's");
+	is_u64(reserve(s, "c", 1, 40), 201, "ten blocks");
+	ok(row_is(score(s, 40), 10, 0, 0, 10), "more than all tiers together");
+	kvp_selection_local_removed(s, 1, 0, 10, ext);
+	ok(row_is(score(s, 40), 10, 0, 0, 10), "an engine's remove does not touch a prediction");
+	is_u64(store(s, 2, 0, 10), 200, "another worker's engine tells the whole prompt");
+	kvp_selection_local_cleared(s, 2, 0);
+	ok(row_is(score(s, 40), 10, 0, 0, 10), "nor does a clear");
+	add_worker(s, 1, 1, 0);
+	ok(row_is(score(s, 40), 0, 0, 0, 0), "a worker registered anew has none");
+	kvp_selection_close(s);
+}
+
 int main(void)
 {
 	struct kvp_local_cfg cfg = {.seed = 42};
@@ -375,6 +449,7 @@ int main(void)
 	test_local(s);
 	test_update(s);
 	kvp_selection_close(s);
+	test_predicted();
 	cfg.rank_max = 70000;
 	ok(kvp_selection_open_local(&cfg) == NULL, "too many ranks are refused");
 	return done();

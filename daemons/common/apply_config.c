@@ -7,17 +7,12 @@
 
 void kvp_config_warn_unbuilt(const struct kvp_config *cfg)
 {
-	static const enum kvp_config_id unbuilt[] = {KVP_CFG_predicted_ttl_secs, KVP_CFG_ttl_secs,
-		KVP_CFG_approximate_cache_policy, KVP_CFG_replica_sync_port, KVP_CFG_replica_sync_peers,
-		KVP_CFG_indexer_peers};
+	static const enum kvp_config_id unbuilt[] = {
+		KVP_CFG_replica_sync_port, KVP_CFG_replica_sync_peers, KVP_CFG_indexer_peers};
 	for (size_t i = 0; i < sizeof(unbuilt) / sizeof(unbuilt[0]); i++)
 		if (cfg->source[unbuilt[i]] != KVP_FROM_DEFAULT)
 			KVP_LOG_W("config.no_effect", "name=%s reason=%s", kvp_config_name(unbuilt[i]),
 				"this version does not have that part");
-	if (!cfg->use_kv_events)
-		KVP_LOG_W("config.load_only", "name=%s value=false reason=%s",
-			kvp_config_name(KVP_CFG_use_kv_events),
-			"without KV events this version selects by load alone");
 }
 
 void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_config *cfg)

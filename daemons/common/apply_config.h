@@ -11,7 +11,7 @@
 #include "daemons/common/select.h"
 
 /* kvp_config_warn_unbuilt logs one warning for every setting that was given but belongs to a part that this
- * version does not have: approximate mode, replica sync, recovery. */
+ * version does not have: replica sync, recovery. */
 void kvp_config_warn_unbuilt(const struct kvp_config *cfg);
 
 /* kvp_policy_from_config reads the policy file, if there is one: what kvp_policy_load answers. */

@@ -171,10 +171,14 @@ int kvp_boot_child(int argc, char **argv, enum kvp_role role, struct kvp_boot *b
 
 void kvp_boot_index_layout(const struct kvp_geom *g, struct kvp_boot_index *out)
 {
+	struct kvp_geom predicted;
 	out->radix_off = 0;
 	out->mark_off = kvp_align_up(kvp_radix_priv_footprint(g), KVP_PAGE);
 	out->memo_off = out->mark_off + kvp_align_up(kvp_mark_footprint(g), KVP_PAGE);
-	out->bytes = out->memo_off + kvp_align_up(kvp_memo_footprint(g), KVP_PAGE);
+	out->predicted_off = out->memo_off + kvp_align_up(kvp_memo_footprint(g), KVP_PAGE);
+	out->bytes = out->predicted_off;
+	if (kvp_region_predicted_geom(g, &predicted))
+		out->bytes += kvp_align_up(kvp_radix_priv_footprint(&predicted), KVP_PAGE);
 }
 
 int kvp_boot_exit(int rc)

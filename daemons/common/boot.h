@@ -61,10 +61,11 @@ struct kvp_boot {
  * After it the process must not fork. */
 int kvp_boot_child(int argc, char **argv, enum kvp_role role, struct kvp_boot *boot);
 
-/* What the index segment holds: the writer's part of the tree (shm/radix.h), the marks (shm/mark.h) and the
- * listeners' memory (shm/memo.h), all made by the supervisor. Offsets and size in bytes, page multiples. */
+/* What the index segment holds: the writer's part of the tree (shm/radix.h), the marks (shm/mark.h), the
+ * listeners' memory (shm/memo.h) and the writer's part of the tree of predictions (nothing without one), all
+ * made by the supervisor. Offsets and size in bytes, page multiples. */
 struct kvp_boot_index {
-	uint64_t radix_off, mark_off, memo_off, bytes;
+	uint64_t radix_off, mark_off, memo_off, predicted_off, bytes;
 };
 void kvp_boot_index_layout(const struct kvp_geom *g, struct kvp_boot_index *out);
 

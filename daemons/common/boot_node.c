@@ -151,6 +151,7 @@ int kvp_node_open(struct kvp_node *n, const struct kvp_config *cfg, const char *
 static int index_segment(struct kvp_node *n, const struct kvp_geom *g)
 {
 	struct kvp_boot_index x;
+	struct kvp_geom predicted;
 	kvp_boot_index_layout(g, &x);
 	n->index_fd = memfd_create("kvpick-index", MFD_CLOEXEC);
 	if (n->index_fd < 0 || ftruncate(n->index_fd, (off_t)x.bytes) != 0)
@@ -161,6 +162,8 @@ static int index_segment(struct kvp_node *n, const struct kvp_geom *g)
 	int rc = kvp_radix_priv_new(mem + x.radix_off, g);
 	rc = rc ? rc : kvp_mark_new(mem + x.mark_off, g);
 	rc = rc ? rc : kvp_memo_new(mem + x.memo_off, g);
+	if (!rc && kvp_region_predicted_geom(g, &predicted))
+		rc = kvp_radix_priv_new(mem + x.predicted_off, &predicted);
 	munmap(mem, x.bytes);
 	return rc;
 }

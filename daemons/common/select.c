@@ -191,24 +191,54 @@ static int use_view(struct kvp_selection *s, struct kvp_str model, struct kvp_st
 	return kvp_sel_fail(s, 503, "the worker catalogue changes too fast; try again");
 }
 
-/* Blocks of the prompt that the last walk found at a rank. */
+static uint32_t depth_of(const struct kvp_radix_match *m, uint32_t at)
+{
+	return at / 64 < m->word_cnt && m->active[at / 64] >> (at % 64) & 1 ? m->depth[at] : 0;
+}
+
+/* What is predicted beyond the device's blocks counts as on the device, too; blocks of lower tiers that it
+ * covers are not counted twice. */
+static void add_predicted(struct kvp_score_tiers *t, uint32_t predicted_blk)
+{
+	uint32_t more = predicted_blk > t->dev_blk ? predicted_blk - t->dev_blk : 0;
+	uint32_t host = more < t->host_blk ? more : t->host_blk;
+	uint32_t disk = more - host < t->disk_blk ? more - host : t->disk_blk;
+	t->dev_blk += more;
+	t->host_blk -= host;
+	t->disk_blk -= disk;
+}
+
+/* Blocks of the prompt that the last walks found at a rank. */
 static struct kvp_score_tiers cached_of(const struct kvp_selection *s, const struct kvp_sel_rank *r)
 {
 	const struct kvp_radix_match *m = &s->match;
 	uint32_t at = r->index_slot;
-	struct kvp_score_tiers t = {0};
-	if (at / 64 >= m->word_cnt)
-		return t;
-	if (m->active[at / 64] >> (at % 64) & 1)
-		t.dev_blk = m->depth[at];
-	if (m->low_any) {
+	struct kvp_score_tiers t = {.dev_blk = depth_of(m, at)};
+	if (at / 64 < m->word_cnt && m->low_any) {
 		t.host_blk = kvp_radix_match_ext(m, KVP_RADIX_HOST, at);
 		t.disk_blk = kvp_radix_match_ext(m, KVP_RADIX_DISK, at) +
 			     kvp_radix_match_ext(m, KVP_RADIX_EXTERNAL, at);
 	}
+	if (s->predicted.longest)
+		add_predicted(&t, depth_of(&s->predicted, at));
 	if ((t.dev_blk | t.host_blk | t.disk_blk) && kvp_cat_index_gen(&s->region->cat, at) != r->index_gen)
 		return (struct kvp_score_tiers){0};
 	return t;
+}
+
+/* find walks a tree for the prompt; 1 if something was found. */
+static int find(struct kvp_selection *s, const struct kvp_radix *tree, struct kvp_radix_query *q,
+	struct kvp_radix_match *m)
+{
+	if (!tree->shm || kvp_radix_find(tree, q, m) != KVP_OK) {
+		m->longest = m->low_any = m->word_cnt = 0;
+		return 0;
+	}
+	if (m->retries) {
+		kvp_ctr_add(s->ctr, KVP_CTR_RADIX_RETRIES, m->retries);
+		kvp_ctr_add(s->ctr, KVP_CTR_RADIX_GAVE_UP, m->gave_up);
+	}
+	return m->longest || m->low_any;
 }
 
 /* A slot that changed hands during the walk counts 0. With a configured credit of 0 the cache is not
@@ -221,11 +251,14 @@ void kvp_sel_look_up(struct kvp_selection *s)
 		.total_blk = s->prompt.blk_cnt,
 		.more = s->prompt.form == KVP_PROMPT_TOKENS ? kvp_sel_prompt_more : NULL,
 		.ctx = s};
-	struct kvp_radix_match *m = &s->match;
 	uint32_t unindexed = 0;
-	int wanted = q.total_blk && s->set.weights.overlap_score_credit != 0;
-	int found =
-		wanted && kvp_radix_find(&s->region->radix, &q, m) == KVP_OK && (m->longest || m->low_any);
+	int wanted = q.total_blk && s->set.weights.overlap_score_credit != 0, found = 0;
+	if (wanted) {
+		if (s->local)
+			kvp_sel_local_age(s->local);
+		found = find(s, &s->region->radix, &q, &s->match);
+		found |= find(s, &s->region->predicted, &q, &s->predicted);
+	}
 	for (uint32_t i = 0; i < s->rank_cnt; i++) {
 		struct kvp_sel_rank *r = &s->rank[i];
 		r->cached = (struct kvp_score_tiers){0};
@@ -238,10 +271,6 @@ void kvp_sel_look_up(struct kvp_selection *s)
 	}
 	if (unindexed)
 		kvp_ctr_add(s->ctr, KVP_CTR_SELECT_UNINDEXED, unindexed);
-	if (wanted && m->retries) {
-		kvp_ctr_add(s->ctr, KVP_CTR_RADIX_RETRIES, m->retries);
-		kvp_ctr_add(s->ctr, KVP_CTR_RADIX_GAVE_UP, m->gave_up);
-	}
 }
 
 void kvp_sel_read_load(struct kvp_selection *s, uint32_t i)

@@ -270,6 +270,7 @@ int kvp_selection_select_and_reserve(
 		return status;
 	}
 	a->booking = h;
+	kvp_sel_tell_prompt(s, &s->rank[chosen]);
 	kvp_hist_add(s->ctr, KVP_HIST_SELECT_NS, kvp_clock_mono_ns() - start_ns);
 	return 200;
 }
@@ -366,6 +367,7 @@ int kvp_selection_reserve(
 		kvp_resv_free(&s->region->book, h);
 		return status;
 	}
+	kvp_sel_tell_prompt(s, &s->rank[chosen]);
 	a->selection_id = q->selection_id;
 	a->worker_id = q->worker_id;
 	a->dp_rank = q->dp_rank;

@@ -1,5 +1,7 @@
 /* A whole node inside one process: private region, catalogue and tree written by direct calls. */
 #include "daemons/common/select_priv.h"
+#include "shm/routed.h"
+#include <kvpick/clock.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +22,11 @@ struct kvp_sel_local {
 	struct kvp_ctr_column_shm column;
 	struct kvp_cat_writer cat;
 	struct kvp_radix_w *tree;
+	struct kvp_radix_w *predicted; /* tree of what bookings tell, NULL without */
+	struct kvp_routed *routed;
 	struct kvp_geom geom;
-	void *priv; /* the tree's second segment */
-	uint64_t priv_bytes;
+	void *priv[2]; /* second segments of tree and predicted */
+	uint64_t priv_bytes[2];
 	struct local_rank *rank; /* sorted by (worker_id, dp_rank) */
 	struct kvp_rank_view *scratch;
 	struct kvp_scratch scratch_taint;
@@ -37,6 +41,36 @@ static uint64_t either(uint64_t given, uint64_t otherwise)
 	return given ? given : otherwise;
 }
 
+/* The writer of a tree of the region, which is new. */
+static int open_tree(struct kvp_sel_local *l, int i, const struct kvp_geom *g, const struct kvp_radix *r,
+	struct kvp_radix_w **out)
+{
+	l->priv_bytes[i] = kvp_radix_priv_footprint(g);
+	void *priv = mmap(NULL, l->priv_bytes[i], PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (priv == MAP_FAILED)
+		return KVP_ERR_SYS;
+	l->priv[i] = priv;
+	int rc = kvp_radix_priv_new(priv, g);
+	/* Mapped writable here; the reader's handle only says so by its type. */
+	void *pub = (void *)(uintptr_t)r->base;
+	rc = rc ? rc : kvp_radix_w_open(pub, priv, g, KVP_RADIX_RESET, i ? NULL : &l->column, out, NULL);
+	if (!rc)
+		kvp_radix_w_set_ready(*out, 1);
+	return rc;
+}
+
+static int open_predicted(struct kvp_sel_local *l, const struct kvp_geom *g, uint64_t ttl_ns)
+{
+	struct kvp_routed_cfg cfg = {.ttl_ns = ttl_ns,
+		.entry_max = g->block_max,
+		.slot_max = g->index_rank_max,
+		.salt = g->salt[0],
+		.ctr = &l->column};
+	int rc = open_tree(l, 1, g, &l->region.predicted, &l->predicted);
+	return rc ? rc : kvp_routed_open(l->predicted, &cfg, &l->routed);
+}
+
 static int open_objects(struct kvp_sel_local *l, const struct kvp_local_cfg *cfg)
 {
 	int fd = -1;
@@ -45,6 +79,7 @@ static int open_objects(struct kvp_sel_local *l, const struct kvp_local_cfg *cfg
 		.index_rank_max = (uint32_t)either(cfg->rank_max, 64),
 		.resv_max = (uint32_t)either(cfg->reservation_max, 4096),
 		.block_max = either(cfg->block_max, 100000),
+		.predicted_max = cfg->predicted_ttl_ns ? either(cfg->block_max, 100000) : 0,
 		.active_block_max = either(cfg->active_block_max, 65536),
 		.queued_max = 1024,
 		.part_max = 16,
@@ -62,15 +97,10 @@ static int open_objects(struct kvp_sel_local *l, const struct kvp_local_cfg *cfg
 	if (rc)
 		return rc;
 	rc = kvp_cat_w_open(&l->region.cat, &l->cat);
-	l->priv_bytes = kvp_radix_priv_footprint(&l->geom);
-	l->priv = mmap(NULL, l->priv_bytes, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (rc || l->priv == MAP_FAILED)
-		return rc ? rc : KVP_ERR_SYS;
-	rc = kvp_radix_priv_new(l->priv, &l->geom);
-	/* Mapped writable here; the reader's handle only says so by its type. */
-	void *pub = (void *)(uintptr_t)l->region.radix.base;
-	rc = rc ? rc : kvp_radix_w_open(pub, l->priv, &l->geom, KVP_RADIX_RESET, &l->column, &l->tree, NULL);
+	rc = rc ? rc : open_tree(l, 0, &l->geom, &l->region.radix, &l->tree);
+	struct kvp_geom predicted;
+	if (!rc && kvp_region_predicted_geom(&l->geom, &predicted))
+		rc = open_predicted(l, &predicted, cfg->predicted_ttl_ns);
 	if (rc)
 		return rc;
 	l->rank = calloc(l->geom.rank_max, sizeof(*l->rank));
@@ -82,11 +112,14 @@ void kvp_sel_local_close(struct kvp_sel_local *l)
 {
 	if (!l)
 		return;
+	kvp_routed_close(l->routed);
+	kvp_radix_w_close(l->predicted);
 	kvp_radix_w_close(l->tree);
 	if (l->cat.rank_used)
 		kvp_cat_w_close(&l->cat);
-	if (l->priv && l->priv != MAP_FAILED)
-		munmap(l->priv, l->priv_bytes);
+	for (int i = 0; i < 2; i++)
+		if (l->priv[i])
+			munmap(l->priv[i], l->priv_bytes[i]);
 	int fd = l->region.fd;
 	for (uint32_t i = 0; i < l->rank_cnt; i++)
 		free(l->rank[i].taint);
@@ -98,6 +131,24 @@ void kvp_sel_local_close(struct kvp_sel_local *l)
 	free(l->rank);
 	free(l->scratch);
 	free(l);
+}
+
+void kvp_sel_local_routed(
+	struct kvp_sel_local *l, const struct kvp_sel_rank *r, uint32_t n, const uint64_t *local_hash)
+{
+	struct kvp_part_fixed part;
+	for (uint32_t i = 0; i < l->rank_cnt; i++)
+		if (l->rank[i].view.rank_slot == r->rank_slot &&
+			kvp_cat_part_get(&l->region.cat, l->rank[i].part, &part) == KVP_OK)
+			kvp_routed_record(l->routed, r->index_slot, part.key_salt, n, local_hash, 0,
+				kvp_clock_mono_ns());
+}
+
+void kvp_sel_local_age(struct kvp_sel_local *l)
+{
+	uint64_t now_ns = kvp_clock_mono_ns();
+	while (l->routed && kvp_routed_tend(l->routed, now_ns, UINT32_MAX))
+		;
 }
 
 static enum kvp_order order_of(enum kvp_local_queue q)
@@ -119,6 +170,7 @@ struct kvp_selection *kvp_selection_open_local(const struct kvp_local_cfg *cfg)
 			.profile_cnt = 1, .profile = &l->profile, .model = &l->no_model};
 		set.policy = &l->policy;
 	}
+	set.records_routing = cfg->predicted_ttl_ns ? KVP_YES : KVP_NO;
 	struct kvp_selection *s = NULL;
 	if (open_objects(l, cfg) == KVP_OK)
 		s = kvp_select_open(&l->region, LOCAL_OWNER, &l->column, &set);
@@ -182,8 +234,13 @@ static void drop_ranks(struct kvp_sel_local *l, uint64_t worker_id, uint32_t kee
 		memmove(&l->rank[i], &l->rank[i + 1], (--l->rank_cnt - i) * sizeof(*l->rank));
 		publish(l, gone.part);
 		kvp_rank_close(&l->region.book, gone.view.rank_slot, gone.view.rank_gen);
-		if (gone.view.index_slot != KVP_INDEX_NONE)
+		if (gone.view.index_slot != KVP_INDEX_NONE) {
 			kvp_radix_clear(l->tree, gone.view.index_slot);
+			if (l->routed) {
+				kvp_routed_forget(l->routed, gone.view.index_slot);
+				kvp_radix_clear(l->predicted, gone.view.index_slot);
+			}
+		}
 		kvp_cat_w_rank_drop(&l->cat, gone.view.rank_slot);
 		free(gone.taint);
 	}

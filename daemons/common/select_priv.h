@@ -49,6 +49,10 @@ struct kvp_sel_rank {
 
 struct kvp_sel_local; /* select_local.c */
 void kvp_sel_local_close(struct kvp_sel_local *l);
+/* kvp_sel_local_routed puts a booking into the private tree; kvp_sel_local_age drops what is due there. */
+void kvp_sel_local_routed(
+	struct kvp_sel_local *l, const struct kvp_sel_rank *r, uint32_t n, const uint64_t *local_hash);
+void kvp_sel_local_age(struct kvp_sel_local *l);
 
 /* The session of the current call. */
 struct kvp_sel_session {
@@ -72,7 +76,8 @@ struct kvp_selection {
 	kvp_owner owner;
 	struct kvp_select_settings set;
 	struct kvp_rng rng;
-	struct kvp_radix_match match;
+	struct kvp_radix_match match, predicted;
+	uint64_t routed_number; /* bookings told to the index */
 	struct kvp_sel_prompt prompt;
 	struct kvp_part_fixed part;
 	uint32_t part_idx;
@@ -194,6 +199,16 @@ enum kvp_prompt_use {
  * tracking hashes: 0, or 500 without memory. */
 int kvp_sel_prompt_begin(struct kvp_selection *s, const struct kvp_prompt *p, enum kvp_prompt_use use);
 int kvp_sel_prompt_finish(struct kvp_selection *s, enum kvp_tristate assume_reuse);
+
+/* kvp_sel_hash_rest makes the local hashes that the walk did not ask for. */
+void kvp_sel_hash_rest(struct kvp_selection *s);
+
+/* kvp_sel_tell_prompt tells the index that the prompt of the current call was booked at a rank, where it is
+ * configured to learn from bookings; kvp_sel_tell_routed does so for n given blocks. Nobody waits for the
+ * index: what finds no room in the command ring is counted and lost, which costs later requests a hit. */
+void kvp_sel_tell_prompt(struct kvp_selection *s, const struct kvp_sel_rank *r);
+void kvp_sel_tell_routed(
+	struct kvp_selection *s, const struct kvp_sel_rank *r, uint32_t n, const uint64_t *local);
 
 /* kvp_sel_open_partition finds a partition and copies its schedulable ranks: 0, 500, or 503 with text.
  * kvp_sel_look_up walks the tree for the prompt and fills cached of all ranks. kvp_sel_read_load fills load

@@ -42,7 +42,7 @@ static int begin_hashes(struct kvp_selection *s, const struct kvp_prompt *p, enu
 			p->block_hash_cnt, p->seq_hash_cnt);
 	n->isl_tok = p->isl_tok;
 	n->local = p->block_hash;
-	n->local_cnt = n->blk_cnt = explicit_form ? 0 : p->block_hash_cnt;
+	n->local_cnt = n->blk_cnt = routed ? p->block_hash_cnt : 0;
 	n->seq = p->seq_hash;
 	n->seq_cnt = p->seq_hash_cnt;
 	return 0;
@@ -69,6 +69,14 @@ uint32_t kvp_sel_prompt_more(void *ctx, struct kvp_radix_query *q)
 	q->local = n->local;
 	q->local_cnt = n->local_cnt;
 	return n->local_cnt;
+}
+
+void kvp_sel_hash_rest(struct kvp_selection *s)
+{
+	struct kvp_radix_query q;
+	while (s->prompt.form == KVP_PROMPT_TOKENS && s->prompt.local_cnt < s->prompt.blk_cnt &&
+		kvp_sel_prompt_more(s, &q))
+		;
 }
 
 int kvp_sel_prompt_finish(struct kvp_selection *s, enum kvp_tristate assume_reuse)

@@ -71,15 +71,6 @@ static int no_room(struct kvp_selection *s, const struct kvp_policy_class *class
 	return refuse(s, class, KVP_LIMIT_REQUESTS, max, max);
 }
 
-/* store_prompt completes the local hashes: whoever looks the overlap up again has no tokens. */
-static void store_prompt(struct kvp_selection *s)
-{
-	struct kvp_radix_query q;
-	while (s->prompt.form == KVP_PROMPT_TOKENS && s->prompt.local_cnt < s->prompt.blk_cnt &&
-		kvp_sel_prompt_more(s, &q))
-		;
-}
-
 static int put_cached(struct kvp_selection *s, uint64_t h, uint32_t *cnt)
 {
 	int rc = KVP_OK;
@@ -146,7 +137,7 @@ static int store(struct kvp_selection *s, const struct kvp_select_request *q, en
 		str[STR_ID] = resv ? (struct kvp_str){s->id, KVP_SEL_UUID_LEN} : none;
 	if (session->steer == KVP_YES || kvp_sel_steerable(s, q))
 		str[STR_SESSION] = q->session_id;
-	store_prompt(s);
+	kvp_sel_hash_rest(s); /* whoever looks the overlap up again has no tokens */
 	struct store_head head = {.credit = q->override.overlap_score_credit,
 		.scale = q->override.prefill_load_scale,
 		.temperature = q->override.temperature,
@@ -465,15 +456,20 @@ static void take_session(struct kvp_selection *s, const struct kvp_sel_waiting *
 	s->session.steer = KVP_NO;
 }
 
-/* settle does what is left to the owner: the session of a booking, the memory of a mere choice. */
+/* settle does what is left to the owner: session and prediction of a booking, the memory of a mere choice. */
 static int settle(struct kvp_selection *s, const struct kvp_queue_entry *e, struct kvp_sel_waiting *x,
 	const struct kvp_select_answer *a)
 {
 	if (x->kind == KVP_SELECT_AND_RESERVE) {
-		if (x->session.hold.kind == KVP_AFFINITY_UNPINNED)
+		int pinned = x->session.hold.kind != KVP_AFFINITY_UNPINNED;
+		if (!pinned && s->set.records_routing != KVP_YES)
 			return 0;
 		kvp_sel_open_part(s, e->part); /* which targets there are now */
-		return kvp_sel_session_bind(s, e->resv, a->worker_id, a->dp_rank);
+		int status = pinned ? kvp_sel_session_bind(s, e->resv, a->worker_id, a->dp_rank) : 0;
+		for (uint32_t i = 0; !status && i < s->rank_cnt; i++)
+			if (s->rank[i].worker_id == a->worker_id && s->rank[i].dp_rank == a->dp_rank)
+				kvp_sel_tell_prompt(s, &s->rank[i]);
+		return status;
 	}
 	if (x->q.session_id.len)
 		x->q.has_target = KVP_NO; /* what there is came from the session */

@@ -5,23 +5,13 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* hash_rest makes the local hashes that the walk did not ask for: an index that records routing wants them
- * all. */
-static void hash_rest(struct kvp_selection *s)
-{
-	struct kvp_radix_query q;
-	while (s->prompt.form == KVP_PROMPT_TOKENS && s->prompt.local_cnt < s->prompt.blk_cnt &&
-		kvp_sel_prompt_more(s, &q))
-		;
-}
-
 void kvp_sel_remember(
 	struct kvp_selection *s, const struct kvp_select_request *q, const struct kvp_select_answer *a)
 {
 	const struct kvp_str *lora = &q->prompt.lora;
 	int records = s->set.records_routing == KVP_YES;
 	if (records)
-		hash_rest(s);
+		kvp_sel_hash_rest(s);
 	struct kvp_pending_item it = {.id = q->selection_id.ptr,
 		.id_len = (uint32_t)q->selection_id.len,
 		.names_len = (uint32_t)(q->model.len + q->group.len + lora->len),
@@ -59,6 +49,7 @@ void kvp_sel_forget(struct kvp_selection *s, enum kvp_part_role role, const stru
 struct replay {
 	struct kvp_str model, group, id;
 	struct kvp_pending_hit hit;
+	uint64_t *block; /* block hashes that were kept */
 	char session[KVP_PENDING_SESSION_MAX];
 };
 
@@ -90,9 +81,10 @@ static int kept_rank(struct kvp_selection *s, const struct replay *r, uint32_t *
 static int book_kept(struct kvp_selection *s, struct replay *r, uint64_t h, const struct kvp_sel_rank *rank)
 {
 	uint64_t *seq = kvp_sel_scratch(&s->scratch_seq, r->hit.seq_cnt, sizeof(uint64_t));
-	if (!seq)
+	r->block = kvp_sel_scratch(&s->scratch_local, r->hit.block_cnt, sizeof(uint64_t));
+	if (!seq || !r->block)
 		return kvp_sel_fail(s, 500, "out of memory");
-	if (kvp_pending_lists(&s->region->pending, &r->hit, seq, NULL, r->session))
+	if (kvp_pending_lists(&s->region->pending, &r->hit, seq, r->block, r->session))
 		return nothing_kept(s, r);
 	int blocks = s->set.track_active_blocks == KVP_YES;
 	int track = (r->hit.flags & KVP_PENDING_TRACK_PREFILL) != 0;
@@ -151,6 +143,7 @@ int kvp_selection_replay(struct kvp_selection *s, enum kvp_part_role role, struc
 		return status;
 	}
 	kvp_ctr_add(s->ctr, KVP_CTR_SELECT_BOOKED, 1);
+	kvp_sel_tell_routed(s, &s->rank[at], r.hit.block_cnt, r.block);
 	a->selection_id = selection_id;
 	a->worker_id = r.hit.worker_id;
 	a->dp_rank = r.hit.dp_rank;

@@ -38,7 +38,10 @@ static uint64_t check_radix(struct kvp_region *r)
 {
 	return kvp_radix_check(&r->radix);
 }
-
+static uint64_t check_predicted(struct kvp_region *r)
+{
+	return r->predicted.shm ? kvp_radix_check(&r->predicted) : 0;
+}
 static uint64_t check_pending(struct kvp_region *r)
 {
 	return kvp_pending_check(&r->pending);
@@ -73,6 +76,7 @@ static const struct {
 	{"queue", check_queue},
 	{"affinity", check_affinity},
 	{"peers", check_peers},
+	{"predicted", check_predicted},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

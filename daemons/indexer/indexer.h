@@ -27,6 +27,7 @@
 #include "shm/memo.h"
 #include "shm/radix.h"
 #include "shm/resv.h"
+#include "shm/routed.h"
 
 /* What is known of a rank slot in use beside the catalogue. */
 struct kvp_idx_rank {
@@ -58,6 +59,19 @@ struct kvp_idx_part { /* schedulable workers of a partition, ascending worker id
 };
 
 struct kvp_idx_listeners; /* listener.h */
+struct kvp_cmd_routed;	  /* shm/cmdring.h */
+
+/* Bookings that feed a tree: the only one in approximate mode, that of predictions beside KV events. */
+struct kvp_idx_path { /* of a long prompt whose pieces are coming in */
+	uint64_t owner, number;
+	uint64_t *local;
+	uint32_t cnt;
+};
+struct kvp_idx_routed {
+	struct kvp_radix_w *tree;
+	struct kvp_routed *table;  /* NULL: bookings feed nothing */
+	struct kvp_idx_path *path; /* by the sender's slot, KVP_SLOT_MAX */
+};
 
 struct kvp_idx_cfg {
 	enum kvp_wrec_queueing queueing;
@@ -77,6 +91,7 @@ struct kvp_idx {
 	struct kvp_memo_note *note; /* while recovering: what they are to start with, by rank slot */
 	uint64_t *note_first;
 	struct kvp_ctr_column_shm *ctr;
+	struct kvp_idx_routed routed;
 	struct kvp_idx_listeners *listeners;
 	struct kvp_json *json;
 	struct kvp_jw jw;	       /* last record written */
@@ -139,6 +154,23 @@ void kvp_idx_gauges(struct kvp_idx *idx);
 int kvp_idx_worker_post(struct kvp_idx *idx, enum kvp_part_role role, const char *json, size_t len);
 int kvp_idx_worker_patch(struct kvp_idx *idx, uint64_t worker_id, const char *json, size_t len);
 int kvp_idx_worker_delete(struct kvp_idx *idx, uint64_t worker_id);
+
+/* -- routed.c -- */
+/* kvp_idx_routed_open makes bookings feed a tree, idx->radix or one of its own; after kvp_idx_open.
+ * KVP_ERR_SYS, KVP_ERR_INVAL. kvp_idx_routed_recover goes on with what the tree holds; after kvp_idx_recover,
+ * before the first command. Returns the blocks kept: as if they had been booked just now. About 0.2 us a
+ * block. */
+int kvp_idx_routed_open(struct kvp_idx *idx, struct kvp_radix_w *tree, const struct kvp_routed_cfg *cfg);
+uint64_t kvp_idx_routed_recover(struct kvp_idx *idx);
+void kvp_idx_routed_close(struct kvp_idx *idx);
+/* kvp_idx_routed executes a command: len bytes of local hashes, 8-byte aligned. Counted and dropped if the
+ * rank is gone or not indexed, or a piece before it is missing. */
+void kvp_idx_routed(struct kvp_idx *idx, const struct kvp_cmd_routed *c, const uint64_t *local, uint32_t len,
+	uint64_t now_ns);
+/* kvp_idx_routed_forget: a rank that is lost; its blocks are cleared with the rank. */
+void kvp_idx_routed_forget(struct kvp_idx *idx, uint32_t index_slot);
+/* kvp_idx_routed_tend drops what is due, at most about budget blocks. 0 = nothing to do. */
+uint32_t kvp_idx_routed_tend(struct kvp_idx *idx, uint64_t now_ns, uint32_t budget);
 
 /* -- apply.c -- */
 /* kvp_idx_apply applies one operation to the tree, if its listener and rank are still the ones it was

@@ -27,12 +27,14 @@ enum {
 	CMDS_PER_TURN = 64,
 	LOOKS_PER_IDLE_TURN = 1024, /* upkeep of the tree: under a millisecond, merges included about two */
 	LOOKS_PER_TURN = 16,
+	ENDS_PER_TURN = 2048, /* blocks of bookings over their age: some tenths of a millisecond */
 	SLEEP_MS = KVP_SLEEP_MAX_MS,
 	TOUR_AGE_MAX = 60, /* looks of the gauges' timer: seconds */
 };
 #define EXPIRE_EVERY_NS 60000000000ull
 #define GAUGES_EVERY_NS 1000000000ull
 #define SLOW_TURN_NS 10000000ull
+#define TTL_MAX_S 9e9
 
 struct daemon {
 	struct kvp_boot boot;
@@ -40,6 +42,7 @@ struct daemon {
 	struct kvp_mark mark;
 	struct kvp_memo memo;
 	struct kvp_radix_w *radix;
+	struct kvp_radix_w *predicted; /* NULL: no predictions beside KV events */
 	struct kvp_idx_ahead ahead;
 	struct kvp_idx_listeners *listeners;
 	uint32_t thread_cnt, next_ring;
@@ -70,6 +73,22 @@ static void raise_fd_limit(void)
 		r.rlim_cur = r.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &r);
 	}
+}
+
+/* The tree of predictions: what fails its check is forgotten, it would have ended soon. */
+static int open_predicted(struct daemon *d, uint8_t *priv)
+{
+	struct kvp_region *r = d->boot.region;
+	struct kvp_geom g;
+	if (!kvp_region_predicted_geom(&r->geom, &g))
+		return KVP_OK;
+	void *pub = (void *)(uintptr_t)r->predicted.base;
+	int rc = kvp_radix_w_open(pub, priv, &g, KVP_RADIX_RECOVER, NULL, &d->predicted, NULL);
+	if (rc == KVP_ERR_CORRUPT) {
+		KVP_LOG_W("indexer.predicted", "state=corrupt action=emptied");
+		rc = kvp_radix_w_open(pub, priv, &g, KVP_RADIX_RESET, NULL, &d->predicted, NULL);
+	}
+	return rc;
 }
 
 static int open_tree(struct daemon *d)
@@ -115,7 +134,26 @@ static int open_tree(struct daemon *d)
 			(unsigned long long)rep.runs, (unsigned long long)rep.blocks,
 			(unsigned long long)rep.runs_dropped, (unsigned long long)rep.ops_repeated,
 			(unsigned long long)(rep.duration_ns / 1000000));
-	return rc;
+	return rc ? rc : open_predicted(d, mem + x.predicted_off);
+}
+
+/* Without KV events bookings feed the tree; with them and a time to live for predictions, a tree beside
+ * it. */
+static int open_routed(struct daemon *d)
+{
+	const struct kvp_config *c = d->boot.config;
+	const struct kvp_geom *g = &d->boot.region->geom;
+	double ttl_s = c->use_kv_events ? c->predicted_ttl_secs : c->ttl_secs;
+	struct kvp_routed_cfg cfg = {.ttl_ns = ttl_s < TTL_MAX_S ? (uint64_t)(ttl_s * 1e9) : UINT64_MAX,
+		.entry_max = g->block_max,
+		.slot_max = g->index_rank_max,
+		.salt = g->salt[0] ^ g->salt[1],
+		.ctr = d->boot.ctr};
+	if (!c->use_kv_events && c->approximate_cache_policy == KVP_APPROX_LRU)
+		cfg.policy = KVP_ROUTED_LRU;
+	if (c->use_kv_events && !d->predicted)
+		return KVP_OK;
+	return kvp_idx_routed_open(&d->idx, c->use_kv_events ? d->predicted : d->radix, &cfg);
 }
 
 static int open_signals(struct daemon *d)
@@ -156,14 +194,20 @@ static int open_all(struct daemon *d)
 		d->idx.listeners = d->listeners;
 	}
 	d->idx.memo = &d->memo;
+	rc = rc ? rc : open_routed(d);
 	rc = rc ? rc : kvp_idx_recover(&d->idx);
 	if (rc)
 		return rc;
 	kvp_queue_attach(&r->queue, d->boot.owner, d->boot.slots, d->boot.ctr);
+	uint64_t routed = kvp_idx_routed_recover(&d->idx);
 	kvp_radix_w_set_ready(d->radix, 1);
+	if (d->predicted)
+		kvp_radix_w_set_ready(d->predicted, 1);
 	uint32_t again = kvp_cmd_attach(&r->cmd, d->boot.owner);
-	KVP_LOG_I("indexer.started", "workers=%u ranks=%u partitions=%u threads=%u commands_again=%u",
-		d->idx.cat.worker_cnt, d->idx.cat.rank_cnt, kvp_cat_part_cnt(&r->cat), d->thread_cnt, again);
+	KVP_LOG_I("indexer.started",
+		"workers=%u ranks=%u partitions=%u threads=%u commands_again=%u routed_blocks=%llu",
+		d->idx.cat.worker_cnt, d->idx.cat.rank_cnt, kvp_cat_part_cnt(&r->cat), d->thread_cnt, again,
+		(unsigned long long)routed);
 	return KVP_OK;
 }
 
@@ -180,6 +224,14 @@ static void command(struct daemon *d, struct kvp_cmd_cell *c)
 	case KVP_CMD_PING:
 		kvp_cmd_reply(ring, c, KVP_OK, c->len);
 		return;
+	case KVP_CMD_ROUTED: {
+		struct kvp_cmd_routed routed;
+		memcpy(&routed, c->arg, sizeof(routed));
+		kvp_idx_routed(
+			idx, &routed, (const uint64_t *)(const void *)buf, c->len, kvp_clock_mono_ns());
+		kvp_cmd_reply(ring, c, KVP_OK, 0);
+		return;
+	}
 	case KVP_CMD_WORKER_POST:
 		if (c->arg[0] >= KVP_PART_ROLE_CNT) {
 			kvp_cmd_reply(ring, c, KVP_ERR_INVAL, 0);
@@ -321,6 +373,7 @@ static void run(struct daemon *d)
 			kvp_idx_clear_some(&d->idx, 1);
 			done++;
 		}
+		done += kvp_idx_routed_tend(&d->idx, now, ENDS_PER_TURN);
 		done += kvp_radix_w_tend(d->radix, done ? LOOKS_PER_TURN : LOOKS_PER_IDLE_TURN);
 		if (done)
 			kvp_idx_ahead_note(&d->ahead);

@@ -48,6 +48,7 @@ void kvp_idx_close(struct kvp_idx *idx)
 	}
 	for (uint32_t i = 0; i < KVP_PART_MAX; i++)
 		free(idx->part[i].worker_idx);
+	kvp_idx_routed_close(idx);
 	kvp_json_free(idx->json);
 	kvp_jw_free(&idx->jw);
 	free(idx->rank);
@@ -226,6 +227,7 @@ void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot)
 	kvp_rank_close(idx->book, rank_slot, idx->rank[rank_slot].rank_gen);
 	KVP_POINT("indexer:rank_closed");
 	idx->rank[rank_slot].is_lost = 1;
+	kvp_idx_routed_forget(idx, idx->rank[rank_slot].index_slot);
 	idx->waiting_cnt -= idx->rank[rank_slot].index_slot == KVP_INDEX_NONE;
 	idx->lost[(idx->lost_head + idx->lost_cnt++) % idx->cat.cat.rank_max] = rank_slot;
 }
@@ -241,12 +243,22 @@ void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot)
 
 #define LOOKS_PER_STEP 32768u /* at runs of the tree: two or three milliseconds */
 
+/* One step through the trees: KVP_ERR_AGAIN until neither holds anything of the slot. */
+static int clear_step(struct kvp_idx *idx, uint32_t index_slot)
+{
+	struct kvp_radix_w *other = idx->routed.tree;
+	if (index_slot == KVP_INDEX_NONE)
+		return KVP_OK;
+	int rc = kvp_radix_clear_some(idx->radix, index_slot, LOOKS_PER_STEP);
+	return rc || !other || other == idx->radix ? rc
+						   : kvp_radix_clear_some(other, index_slot, LOOKS_PER_STEP);
+}
+
 uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max)
 {
 	for (; max && idx->lost_cnt; max--) {
-		uint32_t slot = idx->lost[idx->lost_head], at = idx->rank[slot].index_slot;
-		if (at != KVP_INDEX_NONE &&
-			kvp_radix_clear_some(idx->radix, at, LOOKS_PER_STEP) == KVP_ERR_AGAIN)
+		uint32_t slot = idx->lost[idx->lost_head];
+		if (clear_step(idx, idx->rank[slot].index_slot) == KVP_ERR_AGAIN)
 			continue;
 		idx->lost_head = (idx->lost_head + 1) % idx->cat.cat.rank_max;
 		idx->lost_cnt--;
@@ -413,4 +425,7 @@ void kvp_idx_gauges(struct kvp_idx *idx)
 	kvp_ctr_set(idx->ctr, KVP_CTR_CAT_PARTS, kvp_cat_part_cnt(&idx->cat.cat));
 	kvp_ctr_set(idx->ctr, KVP_CTR_IDX_RANK_LOST, idx->lost_cnt);
 	kvp_ctr_set(idx->ctr, KVP_CTR_IDX_RANK_WAITING, idx->waiting_cnt);
+	if (idx->routed.table)
+		kvp_ctr_set(idx->ctr, KVP_CTR_ROUTED_BLOCKS,
+			kvp_routed_cnt(idx->routed.table, KVP_RADIX_SLOT_ALL));
 }

@@ -99,6 +99,7 @@ int sup_plan(struct sup *s)
 	s->geom.index_rank_max = (uint32_t)c->index_ranks;
 	s->geom.resv_max = (uint32_t)c->max_reservations;
 	s->geom.block_max = c->max_blocks;
+	s->geom.predicted_max = kvp_config_has(c->predicted_ttl_secs) ? c->max_blocks : 0;
 	s->geom.active_block_max = c->max_active_blocks;
 	s->geom.queued_max = (uint32_t)c->max_queued;
 	s->geom.part_max = KVP_PART_MAX;

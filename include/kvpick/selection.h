@@ -269,6 +269,9 @@ struct kvp_local_cfg {
 	uint64_t session_ttl_ns;   /* life of an idle session's binding; 0 = no session affinity */
 	enum kvp_local_queue queue;
 	double queue_threshold; /* a rank is busy above this share of its max_num_batched_tokens */
+	/* The blocks of a booking count as cached at its rank, whatever the calls below tell, for so long
+	 * after the last booking of them; 0 = no. */
+	uint64_t predicted_ttl_ns;
 };
 struct kvp_local_worker {
 	uint64_t worker_id;
