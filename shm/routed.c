@@ -76,6 +76,8 @@ static void split_one(struct kvp_routed *t)
 	uint32_t low = t->split, i = t->bucket[low];
 	uint64_t bit = 1ull << t->log2, high = bit + low;
 	t->bucket[low] = 0;
+	if (low + AHEAD < 1u << t->log2)
+		__builtin_prefetch(&t->entry[t->bucket[low + AHEAD]]);
 	if (++t->split == 1u << t->log2) {
 		t->log2++;
 		t->split = 0;

@@ -50,7 +50,7 @@ void kvp_routed_close(struct kvp_routed *t); /* NULL is allowed */
  * now_ns     CLOCK_MONOTONIC, never going back.
  * return     blocks of the path that are held now, counted from its start: less than n when capacity is used
  *            up.
- * blocks     no; about 0.2 us a new block, 0.05 us a held one. */
+ * blocks     no; about 0.35 us a new block, 0.07 us a held one (bench/b_routed.c). */
 uint32_t kvp_routed_record(struct kvp_routed *t, uint32_t slot, uint64_t part_salt, uint32_t n,
 	const uint64_t *local, uint64_t limit_blk, uint64_t now_ns);
 
