@@ -67,7 +67,8 @@ struct kvp_rank_view {
 	uint64_t total_kv_blocks;	 /* 0 = absent */
 	uint32_t taint_off,
 		taint_cnt; /* part of the view's taint array, sorted hashes; see kvp_cat_view_taints */
-	uint64_t reserved;
+	/* 0 = none; else a hash of the router hint's worker type, lowest bit: may be a source */
+	uint64_t kv_hint;
 };
 
 struct kvp_cat_worker_info {

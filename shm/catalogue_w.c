@@ -303,6 +303,7 @@ int kvp_cat_w_view(struct kvp_cat_writer *w, uint32_t part, const struct kvp_ran
 		kvp_st_rlx_u64(&t->total_kv_blocks, f->total_kv_blocks);
 		kvp_st_rlx_u32(&t->taint_off, f->taint_off);
 		kvp_st_rlx_u32(&t->taint_cnt, f->taint_cnt);
+		kvp_st_rlx_u64(&t->kv_hint, f->kv_hint);
 	}
 	uint64_t *to = kvp_cat_view_taint(c, b);
 	for (uint32_t i = 0; i < taint_cnt; i++)

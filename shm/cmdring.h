@@ -37,6 +37,8 @@ enum kvp_cmd_type {
 	KVP_CMD_WORKER_DELETE, /* worker_id */
 	KVP_CMD_DUMP,	       /* a page of a dump: daemons/common/dump_page.h */
 	KVP_CMD_ROUTED,	       /* a piece of a booking for the index: struct kvp_cmd_routed */
+	KVP_CMD_NAMES, /* arg: index slot << 32 | generation, partition; payload: local hashes of a prompt's
+			* first blocks; reply: the rank's own hashes of those that it holds */
 	KVP_CMD_TYPE_CNT
 };
 

@@ -298,6 +298,10 @@ int kvp_radix_w_dump(
  * run in any order). The tree must not be changed meanwhile. */
 typedef void kvp_radix_each_fn(void *ctx, uint32_t slot, uint32_t n, const uint64_t *ext);
 void kvp_radix_w_each(struct kvp_radix_w *w, kvp_radix_each_fn *fn, void *ctx);
+/* kvp_radix_w_names gives the slot's external hashes of the first blocks of a prompt, as many as it holds on
+ * its device without a gap, at most n. Result: their number. */
+uint32_t kvp_radix_w_names(const struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, uint32_t n,
+	const uint64_t *local, uint64_t *ext);
 /* kvp_radix_w_check compares private against public state (after kvp_radix_check). Number of faults. */
 uint64_t kvp_radix_w_check(struct kvp_radix_w *w);
 #endif

@@ -329,6 +329,28 @@ void kvp_radix_tour_merged(struct kvp_radix_w *w, uint32_t head, uint32_t tail, 
 	}
 }
 
+/* ---- names of a prompt ---- */
+
+uint32_t kvp_radix_w_names(const struct kvp_radix_w *w, uint32_t slot, uint64_t part_salt, uint32_t n,
+	const uint64_t *local, uint64_t *ext)
+{
+	uint64_t key = kvp_radix_seed(w->r.key_salt, part_salt);
+	uint32_t done = 0;
+	while (slot < w->geo.slot_max && done < n) {
+		uint32_t rid = kvp_radix_probe(w, kvp_radix_step(w->r.key_salt, key, local[done]));
+		if (!rid)
+			break;
+		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
+		uint32_t cover = kvp_radix_cover_get(w, h, slot), j = 0;
+		for (; j < cover && done < n && w->local[h->base + j] == local[done]; j++)
+			ext[done++] = name_at(w, slot, h->base + j);
+		if (j < h->len)
+			break;
+		key = h->last;
+	}
+	return done;
+}
+
 /* ---- everything at once ---- */
 
 struct whole {

@@ -370,6 +370,37 @@ static int same_answer(const struct kvp_radix *a, const struct kvp_radix *b, str
 	return 1;
 }
 
+/* The names of a random prompt's first blocks: as many as a lookup finds on the rank's device, each one of
+ * the rank's names there. */
+static void names(struct rng *g)
+{
+	static uint64_t local[TM_NODES], ext[TM_NODES];
+	static uint32_t path[TM_NODES];
+	uint64_t good = 0, found = 0;
+	for (int i = 0; i < 300; i++) {
+		uint32_t r = rnd_below(g, TM_RANKS), n = 0, want = 0, bad = 0;
+		for (uint32_t c = model->node[tm_part(r)].child; c; c = model->node[c].child) {
+			while (model->node[c].sibling && rnd_below(g, 3) == 0)
+				c = model->node[c].sibling;
+			path[n] = c;
+			local[n++] = model->node[c].local;
+		}
+		while (want < n && model->h[r][0].own[path[want]])
+			want++;
+		uint32_t ask = rnd_below(g, 2) ? n : rnd_below(g, n + 1);
+		uint32_t got = kvp_radix_w_names(
+			node.idx.radix, model->slot[r], model_salt(tm_part(r)), ask, local, ext);
+		for (uint32_t k = 0; k < got; k++) {
+			struct model_name *p = tm_find(&model->h[r][0], ext[k]);
+			bad += !p || p->node != path[k];
+		}
+		good += got == (want < ask ? want : ask) && !bad;
+		found += got;
+	}
+	is_u64(good, 300, "names of prompts are those of the rank");
+	ok(found > 20, "of %llu blocks", (unsigned long long)found);
+}
+
 /* Names in the copy that the model does not have. */
 static int alien(void *ctx, const struct kvp_radix_dump_event *ev)
 {
@@ -512,6 +543,7 @@ int main(void)
 		"partitions without blocks have empty lists");
 	refill(&g);
 	at_rest(&g);
+	names(&g);
 	while_busy(&g, busy, "engines go on");
 	while_busy(&g, busy_and_dying, "the indexer dies now and then");
 	refill(&g);

@@ -154,6 +154,7 @@ static int copy_ranks(const struct kvp_cat *cat, const struct kvp_cat_view *v, s
 			.worker_idx = kvp_ld_rlx_u32(&rv->worker_idx),
 			.index_slot = kvp_ld_rlx_u32(&rv->index_slot),
 			.index_gen = kvp_ld_rlx_u32(&rv->index_gen),
+			.kv_hint = kvp_ld_rlx_u64(&rv->kv_hint),
 			.taint_off = at,
 			.taint_cnt = n,
 			.total_kv_blocks = kvp_ld_rlx_u64(&rv->total_kv_blocks),

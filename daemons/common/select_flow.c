@@ -235,6 +235,31 @@ int kvp_selection_select(
 	return 200;
 }
 
+/* Another rank of the chosen one's kind that holds more of the prompt: the one that holds most, the first of
+ * those. */
+static void kv_source(const struct kvp_selection *s, uint32_t chosen, struct kvp_kv_source *out)
+{
+	const struct kvp_sel_rank *c = &s->rank[chosen], *best = NULL;
+	if (!c->kv_hint || s->set.records_routing == KVP_YES)
+		return;
+	for (uint32_t i = 0; i < s->rank_cnt; i++) {
+		const struct kvp_sel_rank *r = &s->rank[i];
+		if (i != chosen && r->kv_hint == (c->kv_hint | 1) &&
+			r->cached.dev_blk > (best ? best : c)->cached.dev_blk)
+			best = r;
+	}
+	if (!best || best->cached.dev_blk > s->prompt.local_cnt)
+		return;
+	*out = (struct kvp_kv_source){.worker_id = best->worker_id,
+		.dp_rank = best->dp_rank,
+		.part = s->part_idx,
+		.index_slot = best->index_slot,
+		.index_gen = best->index_gen,
+		.blk_cnt = best->cached.dev_blk,
+		.more_blk = best->cached.dev_blk - c->cached.dev_blk,
+		.local_hash = s->prompt.local};
+}
+
 int kvp_selection_select_and_reserve(
 	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a)
 {
@@ -269,6 +294,7 @@ int kvp_selection_select_and_reserve(
 		kvp_resv_free(&s->region->book, h);
 		return status;
 	}
+	kv_source(s, chosen, &a->kv_source);
 	a->booking = h;
 	kvp_sel_tell_prompt(s, &s->rank[chosen]);
 	kvp_hist_add(s->ctr, KVP_HIST_SELECT_NS, kvp_clock_mono_ns() - start_ns);

@@ -44,6 +44,7 @@ struct kvp_sel_rank {
 	uint32_t additional_blk;       /* blocks that the prompt would newly activate */
 	uint32_t taint_off, taint_cnt; /* in the handle's taint array */
 	uint64_t total_kv_blocks, max_num_batched_tokens;
+	uint64_t kv_hint; /* struct kvp_rank_view */
 	struct kvp_load load;
 };
 

@@ -24,7 +24,7 @@
 #define KVP_HTTPD_ROWS_MAX 65536
 
 /* What a request's `user` points to while its answer is outstanding: the first member of all kinds. */
-enum kvp_httpd_job { KVP_HTTPD_COMMAND, KVP_HTTPD_WAIT, KVP_HTTPD_DUMP };
+enum kvp_httpd_job { KVP_HTTPD_COMMAND, KVP_HTTPD_WAIT, KVP_HTTPD_DUMP, KVP_HTTPD_HINT };
 
 /* A worker command that waits for the indexer. */
 struct kvp_httpd_cmd {
@@ -52,6 +52,7 @@ struct kvp_httpd_wait {
 };
 #define KVP_HTTPD_WAIT_BUCKETS 4096
 
+struct kvp_httpd_hint; /* kv_hint.c: an answer that waits for its hint */
 struct kvp_httpd_dump; /* routes_dump.c: a dump that is being sent */
 
 struct kvp_httpd {
@@ -63,6 +64,7 @@ struct kvp_httpd {
 	struct kvp_jw out;
 	struct kvp_httpd_cmd *pending;
 	struct kvp_httpd_dump *dumps;
+	struct kvp_httpd_hint *hints;
 	struct kvp_httpd_parked *parked; /* oldest first */
 	struct kvp_policy policy;
 	struct kvp_httpd_wait *waits;				/* all, newest first */
@@ -158,6 +160,12 @@ void kvp_httpd_wait_end(struct kvp_httpd *h);
  * client is gone before the answer can reach it, kvp_httpd_undelivered ends the booking. */
 void kvp_httpd_tag_booking(struct kvp_call *c, uint64_t booking);
 void kvp_httpd_undelivered(void *ctx, uint64_t tag);
+
+/* kv_hint.c. kvp_httpd_hint_begin takes the answer in h->out over if there may be a hint: 1, it is sent
+ * later; 0 the caller sends it. poll and drop as for dumps; a dropped one ends its booking. */
+int kvp_httpd_hint_begin(struct kvp_call *c, const struct kvp_select_answer *a);
+int kvp_httpd_hint_poll(struct kvp_httpd *h);
+void kvp_httpd_hint_drop(struct kvp_httpd *h, struct kvp_httpd_hint *x);
 
 /* routes_dump.c. kvp_httpd_dump_poll goes on with the dumps that can; 1 if there was one.
  * kvp_httpd_dump_drop: the client has gone. */

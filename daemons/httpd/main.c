@@ -18,6 +18,8 @@ void kvp_httpd_abort(void *ctx, struct kvp_http_req *r)
 		return;
 	if (*job == KVP_HTTPD_WAIT)
 		kvp_httpd_wait_drop(ctx, r->user);
+	else if (*job == KVP_HTTPD_HINT)
+		kvp_httpd_hint_drop(ctx, r->user);
 	else if (*job == KVP_HTTPD_DUMP)
 		kvp_httpd_dump_drop(ctx, r->user);
 	else
@@ -32,6 +34,7 @@ static void on_wake(void *ctx, int fd)
 	kvp_httpd_poll_commands(h);
 	kvp_httpd_retry(h);
 	kvp_httpd_wait_poll(h);
+	kvp_httpd_hint_poll(h);
 	kvp_httpd_dump_poll(h);
 }
 
@@ -40,11 +43,11 @@ static void on_wake(void *ctx, int fd)
 static int before_sleep(void *ctx)
 {
 	struct kvp_httpd *h = ctx;
-	if (!h->pending && !h->parked && !h->waits && !h->dumps)
+	if (!h->pending && !h->parked && !h->waits && !h->dumps && !h->hints)
 		return 0;
 	kvp_slot_sleep(h->boot.slots);
 	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h) | kvp_httpd_wait_poll(h) |
-	       kvp_httpd_dump_poll(h);
+	       kvp_httpd_hint_poll(h) | kvp_httpd_dump_poll(h);
 }
 
 static void on_drained(void *ctx)
@@ -113,6 +116,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_ctr_max(h->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	count_http(h);
 	kvp_httpd_poll_commands(h);
+	kvp_httpd_hint_poll(h);
 	kvp_httpd_dump_poll(h);
 	reap_sessions(h);
 	kvp_httpd_wait_poll(h);

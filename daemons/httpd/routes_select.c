@@ -109,6 +109,8 @@ void kvp_reply_selection(struct kvp_call *c, int status, struct kvp_str model, s
 		kvp_reply_error(c, status, kvp_selection_error(h->selection));
 	} else {
 		write_selection(&h->out, model, group, a, kind);
+		if (kind == KVP_SELECT_AND_RESERVE && kvp_httpd_hint_begin(c, a))
+			return;
 		if (kind == KVP_SELECT_AND_RESERVE)
 			kvp_httpd_tag_booking(c, a->booking);
 		kvp_reply_json(c, 200);

@@ -59,3 +59,18 @@ int kvp_idx_dump(struct kvp_idx *idx, const struct kvp_cmd_cell *c, void *buf, u
 	*len = (uint32_t)sizeof(page) + page.bytes;
 	return rc;
 }
+
+int kvp_idx_names(struct kvp_idx *idx, const struct kvp_cmd_cell *c, void *buf, uint32_t *len)
+{
+	static uint64_t local[KVP_CMD_PAYLOAD_MAX / 8]; /* apply thread only */
+	uint32_t slot = (uint32_t)(c->arg[0] >> 32), gen = (uint32_t)c->arg[0];
+	struct kvp_part_fixed part;
+	*len = 0;
+	if (c->arg[1] > UINT32_MAX || kvp_cat_part_get(&idx->cat.cat, (uint32_t)c->arg[1], &part))
+		return KVP_ERR_INVAL;
+	if (!(gen & 1) || kvp_cat_index_gen(&idx->cat.cat, slot) != gen)
+		return KVP_ERR_FENCED;
+	memcpy(local, buf, c->len);
+	*len = 8 * kvp_radix_w_names(idx->radix, slot, part.key_salt, c->len / 8, local, buf);
+	return KVP_OK;
+}

@@ -38,6 +38,7 @@ struct kvp_idx_rank {
 	uint32_t rank_gen, dp_rank, index_slot, index_gen;
 	uint32_t part, worker_idx;
 	uint32_t is_lost; /* 1: in the queue of those to be cleared */
+	uint64_t kv_hint; /* struct kvp_rank_view */
 	char *event, *replay; /* endpoints that the listener uses, heap, NULL = none */
 };
 

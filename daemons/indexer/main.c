@@ -249,6 +249,10 @@ static void command(struct daemon *d, struct kvp_cmd_cell *c)
 		status = kvp_idx_dump(idx, c, buf, &len);
 		kvp_cmd_reply(ring, c, status, len);
 		return;
+	case KVP_CMD_NAMES:
+		status = kvp_idx_names(idx, c, buf, &len);
+		kvp_cmd_reply(ring, c, status, len);
+		return;
 	default:
 		kvp_boot_error(&d->boot, KVP_ERR_PROTO, "indexer", __LINE__, "command of an unknown type");
 		kvp_cmd_reply(ring, c, KVP_ERR_PROTO, 0);

@@ -10,6 +10,7 @@
 #include "daemons/indexer/indexer.h"
 
 #define RECORD_SPARE 128 /* bytes kept free for a reason that turns up late */
+#define STATE_AGENT "state_agent_v2" /* such workers are no sources of router hints */
 
 static char record_text[KVP_CAT_RECORD_MAX]; /* apply thread only */
 
@@ -217,6 +218,24 @@ static void listen_all(struct kvp_idx *idx, const struct plan *p, enum kvp_idx_r
 	}
 }
 
+/* What a rank may do for router hints: nothing without a worker type or without events; be a source with a
+ * control endpoint of its own, unless another agent tells of its blocks. */
+static uint64_t kv_hint_of(const struct kvp_idx *idx, const struct kvp_wrec *rec, uint32_t rank)
+{
+	const struct kvp_wrec_list *l = &rec->hint_endpoints;
+	struct kvp_str mode = rec->event_source_mode;
+	if (!rec->hint_worker_type.len || idx->cfg.events == KVP_WREC_EVENTS_OFF)
+		return 0;
+	uint64_t hint = kvp_hash_bytes(rec->hint_worker_type.ptr, rec->hint_worker_type.len, 0) & ~1ull;
+	hint = hint ? hint : 2;
+	if (mode.len == sizeof(STATE_AGENT) - 1 && memcmp(mode.ptr, STATE_AGENT, mode.len) == 0)
+		return hint;
+	for (uint32_t i = 0; i < l->cnt; i++)
+		if (l->item[i].rank == rank && l->item[i].val.len)
+			return hint | 1;
+	return hint;
+}
+
 /* Makes the candidate the schedulable worker. Ranks of before that it no longer has are lost last. */
 static int commit(struct kvp_idx *idx, struct plan *p, enum kvp_idx_resume how)
 {
@@ -240,6 +259,8 @@ static int commit(struct kvp_idx *idx, struct plan *p, enum kvp_idx_resume how)
 	KVP_ASSERT(rc == KVP_OK);
 	struct plan view = {
 		.rec = p->rec, .start_rank = p->start_rank, .rank_cnt = p->rank_cnt, .slot = w->rank_slot};
+	for (uint32_t i = 0; i < w->rank_cnt; i++)
+		idx->rank[w->rank_slot[i]].kv_hint = kv_hint_of(idx, p->rec, w->start_rank + i);
 	listen_all(idx, &view, how);
 	KVP_POINT("indexer:listening");
 	rc = record_put(idx, p->widx, p->role, p->part, p->rec, KVP_LIFE_SCHEDULABLE, NULL);

@@ -142,6 +142,7 @@ void kvp_idx_view_publish(struct kvp_idx *idx, uint32_t part)
 				.total_kv_blocks = w->total_kv_blocks,
 				.taint_off = taint_cnt,
 				.taint_cnt = w->taint_cnt,
+				.kv_hint = r->kv_hint,
 			};
 		}
 		taint_cnt += w->taint_cnt;

@@ -119,6 +119,17 @@ struct kvp_worker_load {
 };
 
 /* Pointers stay valid until the next call on the handle. */
+/* Where the worker that was chosen could fetch blocks of the prompt from: a rank of the same kind (the worker
+ * type of its router hint) that holds more of it. Its own hashes of these blocks are known to the indexer
+ * only. */
+struct kvp_kv_source {
+	uint64_t worker_id;
+	uint32_t dp_rank, part, index_slot, index_gen;
+	uint32_t blk_cnt;	    /* blocks from the first on that it holds; 0 = there is no such rank */
+	uint32_t more_blk;	    /* beyond those that the chosen rank holds */
+	const uint64_t *local_hash; /* of these blocks; valid until the next call */
+};
+
 struct kvp_select_answer {
 	struct kvp_str selection_id; /* ptr NULL = none */
 	struct kvp_str model, group; /* kvp_selection_collect only */
@@ -135,6 +146,7 @@ struct kvp_select_answer {
 	uint64_t isl_tok;
 	enum kvp_tristate track_prefill_tokens;
 	struct kvp_worker_load worker_load;
+	struct kvp_kv_source kv_source; /* select_and_reserve, if it did not wait */
 	uint64_t booking; /* select_and_reserve: what was booked, for kvp_selection_undo */
 };
 
