@@ -19,6 +19,7 @@
 #include "shm/cmdring.h"
 #include "shm/counter.h"
 #include "shm/errlog.h"
+#include "shm/hits.h"
 #include "shm/obj.h"
 #include "shm/peers.h"
 #include "shm/pending.h"
@@ -73,6 +74,7 @@ struct kvp_region { /* process-local */
 	struct kvp_pending pending;
 	struct kvp_queue queue;
 	struct kvp_affinity affinity;
+	struct kvp_hits hits;
 	struct kvp_peers peers;
 };
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Faults that other routers had, as experiments over real processes: a worker that returns while its old bookings are
-still given back; upserts that reset loads; bookings left behind by calls that failed because their worker went."""
+still given back; upserts that reset loads; bookings left behind by calls that failed because their worker went; an
+index that no request ever matches, and nobody notices."""
 import http.client
 import json
 import os
@@ -174,11 +175,49 @@ def vanished():
         checked(node, "R29")
 
 
+def unmatched():
+    """R33: requests that never find what the index holds are told of: one warning, one gauge. Traffic of which a
+    twentieth is known is healthy."""
+    env = {k: v for k, v in ENV.items() if k != "DYN_ROUTER_USE_KV_EVENTS"}
+
+    def gauge():
+        return [line.split()[-1] for line in node.call("GET", "/metrics")[1].splitlines()
+                if "partition_unmatched" in line and not line.startswith("#")]
+
+    def told(what):
+        return [line for line in node.log_text().splitlines() if what in line]
+    with Node("--httpd-processes", "3", env=env) as node:
+        engine = Engine(replay=False)
+        engine.register(node, 1)
+        for i in range(10):
+            engine.send(i, stored(1, 1000 * i, 1000 * i + 1000))
+        known = {"token_ids": tokens(1, 4)}
+        depth = {"token_ids": tokens(1, 10000)}
+        wait_for(lambda: node.call("POST", "/overlap_scores", depth)[1]["workers"][0]["device_blocks"] == 10000)
+        conns = [Conn(node) for _ in range(6)]
+        tap.same(gauge(), ["0"], "R33: 10,000 blocks, no request yet: the gauge is 0")
+        for i in range(200):
+            conns[i % 6].ask("POST", "/select", {"token_ids": tokens(1000 + i, 4)})
+        tap.ok(wait_for(lambda: gauge() == ["1"]), "R33: after 200 requests without overlap it is 1", gauge())
+        tap.same(node.call("GET", "/status")[1]["index"]["unmatched_partitions"], 1, "R33: as /status says")
+        lines = told("index.unmatched")
+        tap.ok(len(lines) == 1 and all(x in lines[0] for x in ("model=default", "zero_hit_share=1.00", "blocks=10000")),
+               "R33: one warning names model, share and blocks", lines)
+        for i in range(10000 if LONG else 1000):
+            body = known if i % 20 == 0 else {"token_ids": tokens(3000 + i, 4)}
+            conns[i % 6].ask("POST", "/select", body)
+        tap.ok(wait_for(lambda: gauge() == ["0"]), "R33: with hits the gauge is 0 again", gauge())
+        tap.same((len(told("index.unmatched")), len(told("index.matched"))), (1, 1),
+                 "R33: a hit share of a twentieth brings no warning")
+        engine.close()
+
+
 def main():
     returned_worker()
     flaps()
     upserts()
     vanished()
+    unmatched()
     return tap.done()
 
 

@@ -10,6 +10,7 @@
 #include <sys/random.h>
 
 #define PREFETCH_RANKS 8  /* loads fetched ahead */
+#define REPORT_EVERY 32   /* selections of a partition, before others are told what they found */
 #define VIEW_RETRY_MAX 16 /* catalogue changes tolerated while one view is read */
 
 int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
@@ -39,6 +40,30 @@ void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes)
 const char *kvp_selection_error(const struct kvp_selection *s)
 {
 	return s->err;
+}
+
+static void report_part(struct kvp_selection *s, uint32_t part)
+{
+	struct kvp_sel_hits *h = &s->hits[part];
+	if (h->asked)
+		kvp_hits_add(&s->region->hits, part, h->asked, h->found);
+	*h = (struct kvp_sel_hits){0, 0};
+}
+
+void kvp_sel_note(struct kvp_selection *s, enum kvp_tristate found)
+{
+	struct kvp_sel_hits *h = &s->hits[s->part_idx];
+	if (found == KVP_UNSET)
+		return;
+	h->found += found == KVP_YES;
+	if (++h->asked >= REPORT_EVERY)
+		report_part(s, s->part_idx);
+}
+
+void kvp_select_report(struct kvp_selection *s)
+{
+	for (uint32_t p = 0; p < KVP_PART_MAX; p++)
+		report_part(s, p);
 }
 
 void kvp_select_seed(struct kvp_selection *s, uint64_t seed)
@@ -244,7 +269,7 @@ static int find(struct kvp_selection *s, const struct kvp_radix *tree, struct kv
 
 /* A slot that changed hands during the walk counts 0. With a configured credit of 0 the cache is not
  * asked. */
-void kvp_sel_look_up(struct kvp_selection *s)
+enum kvp_tristate kvp_sel_look_up(struct kvp_selection *s)
 {
 	struct kvp_radix_query q = {.part_salt = s->part.key_salt,
 		.local = s->prompt.local,
@@ -252,12 +277,14 @@ void kvp_sel_look_up(struct kvp_selection *s)
 		.total_blk = s->prompt.blk_cnt,
 		.more = s->prompt.form == KVP_PROMPT_TOKENS ? kvp_sel_prompt_more : NULL,
 		.ctx = s};
+	enum kvp_tristate held = KVP_UNSET;
 	uint32_t unindexed = 0;
 	int wanted = q.total_blk && s->set.weights.overlap_score_credit != 0, found = 0;
 	if (wanted) {
 		if (s->local)
 			kvp_sel_local_age(s->local);
 		found = find(s, &s->region->radix, &q, &s->match);
+		held = found ? KVP_YES : KVP_NO;
 		found |= find(s, &s->region->predicted, &q, &s->predicted);
 	}
 	for (uint32_t i = 0; i < s->rank_cnt; i++) {
@@ -272,6 +299,7 @@ void kvp_sel_look_up(struct kvp_selection *s)
 	}
 	if (unindexed)
 		kvp_ctr_add(s->ctr, KVP_CTR_SELECT_UNINDEXED, unindexed);
+	return held;
 }
 
 void kvp_sel_read_load(struct kvp_selection *s, uint32_t i)

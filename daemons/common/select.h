@@ -47,6 +47,10 @@ void kvp_select_defaults(struct kvp_select_settings *set);
 struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
 	struct kvp_ctr_column_shm *column, const struct kvp_select_settings *set);
 
+/* kvp_select_report adds what the handle's selections found to the node's counts (shm/hits.h): once a
+ * heartbeat. */
+void kvp_select_report(struct kvp_selection *s);
+
 /* kvp_select_seed makes tie-breaking reproducible (tests only; production seeds from the kernel). */
 void kvp_select_seed(struct kvp_selection *s, uint64_t seed);
 #endif

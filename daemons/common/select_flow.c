@@ -185,7 +185,9 @@ static int prepare(struct kvp_selection *s, const struct kvp_select_request *q, 
 	int status = kvp_sel_prompt_begin(s, &q->prompt, use);
 	if (status)
 		return status;
-	kvp_sel_look_up(s);
+	enum kvp_tristate found = kvp_sel_look_up(s);
+	if (use == KVP_PROMPT_USE_SELECT)
+		kvp_sel_note(s, found);
 	return kvp_sel_prompt_finish(s, either(q->override.assume_kv_reuse, s->set.assume_kv_reuse));
 }
 

@@ -23,6 +23,11 @@ struct kvp_sel_view {
 	struct kvp_scratch rank_mem, taint_mem;
 };
 
+/* Selections that looked into the tree, and those that found something. */
+struct kvp_sel_hits {
+	uint32_t asked, found;
+};
+
 /* The normalised prompt of the current call. */
 struct kvp_sel_prompt {
 	struct kvp_hasher hasher; /* token form only */
@@ -91,6 +96,7 @@ struct kvp_selection {
 		scratch_filter,
 		scratch_cand_rank;
 	struct kvp_sel_view view[KVP_PART_MAX];
+	struct kvp_sel_hits hits[KVP_PART_MAX]; /* not yet reported */
 	struct kvp_cat_worker_info worker; /* of the chosen worker */
 	struct kvp_sel_session session;
 	const struct kvp_sel_stored *stored;	  /* the call is for a request that waited, else NULL */
@@ -212,11 +218,14 @@ void kvp_sel_tell_routed(
 	struct kvp_selection *s, const struct kvp_sel_rank *r, uint32_t n, const uint64_t *local);
 
 /* kvp_sel_open_partition finds a partition and copies its schedulable ranks: 0, 500, or 503 with text.
- * kvp_sel_look_up walks the tree for the prompt and fills cached of all ranks. kvp_sel_read_load fills load
+ * kvp_sel_look_up walks the tree for the prompt and fills cached of all ranks; KVP_YES: the tree
+ * has a block of it, KVP_NO: it has none, KVP_UNSET: it was not looked for. kvp_sel_read_load fills load
  * and additional_blk of rank i. All work on s->rank. */
 int kvp_sel_open_partition(
 	struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model, struct kvp_str group);
-void kvp_sel_look_up(struct kvp_selection *s);
+enum kvp_tristate kvp_sel_look_up(struct kvp_selection *s);
+/* kvp_sel_note counts what a selection found, for kvp_select_report. */
+void kvp_sel_note(struct kvp_selection *s, enum kvp_tristate found);
 void kvp_sel_read_load(struct kvp_selection *s, uint32_t i);
 
 /* kvp_sel_pick scores the eligible ranks and picks one: 0 and *chosen (index into s->rank), 400 pin outside

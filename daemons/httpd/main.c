@@ -119,6 +119,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_httpd_hint_poll(h);
 	kvp_httpd_dump_poll(h);
 	reap_sessions(h);
+	kvp_select_report(h->selection);
 	kvp_httpd_wait_poll(h);
 	kvp_radix_touch(&h->boot.region->radix, &h->touch, TOUCH_BYTES);
 	kvp_token_refresh(&h->token); /* a file that is gone or broken for a moment changes nothing */

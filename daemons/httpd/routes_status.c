@@ -65,6 +65,8 @@ static void tree(struct kvp_httpd *h, struct kvp_jw *w)
 	kvp_jw_ku64(w, "lower_tier_blocks", st.low_blocks);
 	kvp_jw_ku64(w, "runs", st.runs);
 	kvp_jw_ku64(w, "generation", st.generation);
+	kvp_jw_ku64(w, "unmatched_partitions",
+		kvp_ctr_sum(&h->boot.region->counters, KVP_CTR_IDX_UNMATCHED));
 	kvp_jw_end(w);
 }
 

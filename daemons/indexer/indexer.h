@@ -23,6 +23,7 @@
 #include "daemons/indexer/ring.h"
 #include "shm/catalogue.h"
 #include "shm/counter.h"
+#include "shm/hits.h"
 #include "shm/mark.h"
 #include "shm/memo.h"
 #include "shm/radix.h"
@@ -57,6 +58,12 @@ struct kvp_idx_part { /* schedulable workers of a partition, ascending worker id
 	uint32_t *worker_idx;
 	uint32_t cnt, cap;
 	uint32_t taint_cnt;
+};
+
+/* What selections of a partition found when they were last looked at (unmatched.c). */
+struct kvp_idx_hits {
+	uint64_t asked, found;
+	uint32_t is_unmatched;
 };
 
 struct kvp_idx_listeners; /* listener.h */
@@ -99,6 +106,8 @@ struct kvp_idx {
 	struct kvp_idx_rank *rank;     /* rank_max */
 	struct kvp_idx_worker *worker; /* worker_max */
 	struct kvp_idx_part part[KVP_PART_MAX];
+	const struct kvp_hits *hits; /* NULL: nobody looks */
+	struct kvp_idx_hits seen[KVP_PART_MAX];
 	struct kvp_rank_view *view; /* scratch, rank_max */
 	uint64_t *taint;	    /* scratch, taint_max */
 	uint32_t *lost;		    /* rank slots to be cleared and freed: a queue */
@@ -150,6 +159,14 @@ void kvp_idx_notes_free(struct kvp_idx *idx);
 /* kvp_idx_index_waiting gives free index slots to ranks that have none; their listeners start anew. */
 void kvp_idx_index_waiting(struct kvp_idx *idx);
 void kvp_idx_gauges(struct kvp_idx *idx);
+
+/* -- unmatched.c -- */
+/* kvp_idx_unmatched_begin names the counts, kvp_idx_unmatched compares them with those of the last look: a
+ * partition that holds blocks of which KVP_IDX_UNMATCHED_CNT selections or more have found none is told of
+ * once, and once when that ends. */
+#define KVP_IDX_UNMATCHED_CNT 200
+void kvp_idx_unmatched_begin(struct kvp_idx *idx, const struct kvp_hits *hits);
+void kvp_idx_unmatched(struct kvp_idx *idx);
 
 /* -- reconcile.c: each executes a command and returns an HTTP status; the reply's JSON is in idx->jw -- */
 int kvp_idx_worker_post(struct kvp_idx *idx, enum kvp_part_role role, const char *json, size_t len);

@@ -195,6 +195,8 @@ static int open_all(struct daemon *d)
 	}
 	d->idx.memo = &d->memo;
 	rc = rc ? rc : open_routed(d);
+	if (!rc)
+		kvp_idx_unmatched_begin(&d->idx, &r->hits);
 	rc = rc ? rc : kvp_idx_recover(&d->idx);
 	if (rc)
 		return rc;
@@ -315,6 +317,7 @@ static void timers(struct daemon *d, uint64_t now)
 	}
 	if (now >= d->gauges_ns) {
 		kvp_idx_gauges(&d->idx);
+		kvp_idx_unmatched(&d->idx);
 		kvp_radix_tour_age(d->radix, TOUR_AGE_MAX);
 		d->gauges_ns = now + GAUGES_EVERY_NS;
 	}
