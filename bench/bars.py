@@ -25,7 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--raw", action="store_true")
 parser.add_argument("--scale", action="store_true")
 parser.add_argument("--trace", default="bench/load/trace_small.jsonl")
-parser.add_argument("--only", default="radix,book,torture,events,restart,trace")
+parser.add_argument("--only", default="radix,book,torture,events,restart,trace,dump")
 args = parser.parse_args()
 only = set(args.only.split(","))
 
@@ -251,6 +251,8 @@ def main():
         restart = parse(run("bench/b_restart"))
     if args.raw and "events" in only:
         run("bench/b_events")
+    if args.raw and "dump" in only:
+        run("bench/b_dump")
     if args.raw and "trace" in only:
         run("bench/b_trace", "--trace", args.trace)
     if "radix" in only:

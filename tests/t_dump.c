@@ -450,12 +450,16 @@ static void lose_rank(struct rng *g)
 	(void)g;
 	if (done++)
 		return;
+	uint64_t other = 4242;
 	kvp_radix_clear(node.idx.radix, model->slot[2]);
 	kvp_cat_w_rank_drop(&node.idx.cat, node.rank_slot[2]);
 	for (uint32_t t = 0; t < TM_TIERS; t++) {
 		model->h[2][t].cnt = 0;
 		memset(model->h[2][t].own, 0, sizeof(model->h[2][t].own));
 	}
+	/* The place goes to another rank, which has blocks at once. */
+	kvp_radix_store(node.idx.radix, model->slot[2], model_salt(tm_part(2)), KVP_RADIX_ROOT, 0, 1, &other,
+		&other, NULL);
 }
 
 static int failing(void (*answering)(struct kvp_cmd_cell *c), uint64_t now_ns)
