@@ -148,6 +148,23 @@ def test_connections(node):
     tap.ok(wait_for(lambda: metric(node, "connection_refused") >= 3), "refusals are counted")
 
 
+def test_files():
+    """More connections than the soft limit of open files allows; and fewer than wanted where the hard one is low."""
+    for hard, served in ((5000, 700), (400, 400 - 128)):
+        with Node(env=NO_EVENTS, before=("prlimit", f"--nofile=200:{hard}")) as node:
+            conns, codes = [], []
+            for _ in range(700):
+                s = dial(node.port)
+                conns.append(s)
+                s.sendall(request("GET", "/health"))
+                codes.append(status(s.recv(4096)))
+            tap.same((codes.count(200), codes.count(503)), (served, 700 - served),
+                     f"{hard} open files allowed: of 700 connections {served} are served, the others answered 503")
+            tap.same("httpd.connections wanted=4096" in node.log_text(), hard < 1000, "a lowered limit is said once")
+            for s in conns:
+                s.close()
+
+
 def drip(node, data, pause=0.02):
     """Sends data byte by byte and then repeats its last byte until the server answers."""
     start = time.monotonic()
@@ -186,9 +203,9 @@ def test_timeouts(node, read_s, idle_s):
         got = until_closed(s)
         tap.ok(got.count(b"HTTP/1.1") == 1 and time.monotonic() - start >= idle_s * 0.9,
                "a connection is closed when it was idle for its time after a request", got)
-    tap.ok(wait_for(lambda: metric(node, "request_timed_out") == 5), "time-outs are counted",
+    tap.ok(wait_for(lambda: metric(node, "request_timed_out") >= 5), "time-outs are counted",
            metric(node, "request_timed_out"))
-    tap.ok(wait_for(lambda: metric(node, "connection_idle_closed") == 2), "idle connections are counted",
+    tap.ok(wait_for(lambda: metric(node, "connection_idle_closed") >= 2), "idle connections are counted",
            metric(node, "connection_idle_closed"))
     tap.same(set(loads(node)), {(0, 0, 0)}, "a booking whose request did not come in time does not exist")
     # a client that reads nothing: its answers are not kept for ever
@@ -206,7 +223,7 @@ def test_timeouts(node, read_s, idle_s):
             except OSError:
                 gone = True
         tap.ok(gone, "a client that reads no answers is thrown out")
-    tap.ok(wait_for(lambda: metric(node, "connection_stalled") == 1), "and counted")
+    tap.ok(wait_for(lambda: metric(node, "connection_stalled") >= 1), "and counted")
 
 
 def ids_of(node, names):
@@ -393,12 +410,10 @@ def test_drain():
 def main():
     test_bind()
     test_ports()
-    limits = {"KVPICK_HTTP_MAX_CONNECTIONS": "8", "KVPICK_HTTP_READ_TIMEOUT_MS": "400",
-              "KVPICK_HTTP_IDLE_TIMEOUT_MS": "700", **NO_EVENTS}
-    with Node(env=limits) as node:
-        node.call("POST", "/workers", worker(1))
+    test_files()
+    with Node(env={"KVPICK_HTTP_MAX_CONNECTIONS": "8", **NO_EVENTS}) as node:
         test_connections(node)
-    with Node(env=limits) as node:
+    with Node(env={"KVPICK_HTTP_READ_TIMEOUT_MS": "400", "KVPICK_HTTP_IDLE_TIMEOUT_MS": "700", **NO_EVENTS}) as node:
         node.call("POST", "/workers", worker(1))
         test_timeouts(node, 0.4, 0.7)
     with Node("--httpd-processes", "1", env=NO_EVENTS) as node:

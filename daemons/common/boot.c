@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -179,6 +180,16 @@ void kvp_boot_index_layout(const struct kvp_geom *g, struct kvp_boot_index *out)
 	out->bytes = out->predicted_off;
 	if (kvp_region_predicted_geom(g, &predicted))
 		out->bytes += kvp_align_up(kvp_radix_priv_footprint(&predicted), KVP_PAGE);
+}
+
+uint64_t kvp_boot_files(void)
+{
+	struct rlimit r;
+	if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+		return 0;
+	rlim_t before = r.rlim_cur;
+	r.rlim_cur = r.rlim_max;
+	return setrlimit(RLIMIT_NOFILE, &r) == 0 ? r.rlim_max : before;
 }
 
 int kvp_boot_exit(int rc)

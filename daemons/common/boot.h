@@ -73,6 +73,10 @@ void kvp_boot_index_layout(const struct kvp_geom *g, struct kvp_boot_index *out)
  * on. */
 int kvp_boot_exit(int rc);
 
+/* kvp_boot_files raises the number of files that this process may have open as far as it may itself; returns
+ * it. */
+uint64_t kvp_boot_files(void);
+
 /* kvp_boot_control stores the own control word and wakes the supervisor: RUN when the daemon serves, DRAIN
  * after SIGTERM, FAIL before exit code 70. */
 void kvp_boot_control(struct kvp_boot *b, enum kvp_ctl v);

@@ -2,6 +2,7 @@
 #include "daemons/common/log.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,6 +127,20 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_timer_set(h->loop, t, now_ns + h->boot.config->slot_beat_ms * 1000000, on_beat, h);
 }
 
+#define FILES_OTHER 128 /* open files that are no connections */
+
+/* A connection over the limit is answered; one for which there is no descriptor would wait without a word. */
+static uint32_t connections_max(const struct kvp_config *cfg)
+{
+	uint64_t ports = 1 + (cfg->eff.api_port && cfg->eff.metrics_port), files = kvp_boot_files();
+	uint64_t room = files > FILES_OTHER ? (files - FILES_OTHER) / ports : 1;
+	if (cfg->http_max_connections <= room)
+		return (uint32_t)cfg->http_max_connections;
+	KVP_LOG_W("httpd.connections", "wanted=%" PRIu64 " files=%" PRIu64 " limit=%" PRIu64,
+		(uint64_t)cfg->http_max_connections, files, room);
+	return (uint32_t)room;
+}
+
 static int open_server(struct kvp_httpd *h, uint16_t port, void (*on_request)(void *, struct kvp_http_req *),
 	struct kvp_http_server **out)
 {
@@ -135,7 +150,7 @@ static int open_server(struct kvp_httpd *h, uint16_t port, void (*on_request)(vo
 	sc.ip = cfg->bind;
 	sc.port = port;
 	sc.listen_flags = KVP_LISTEN_REUSEPORT;
-	sc.max_connections = (uint32_t)cfg->http_max_connections;
+	sc.max_connections = connections_max(cfg);
 	sc.read_timeout_ms = (uint32_t)cfg->http_read_timeout_ms;
 	sc.idle_timeout_ms = (uint32_t)cfg->http_idle_timeout_ms;
 	sc.on_request = on_request;

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -64,16 +63,6 @@ static void listener_failed(void *ctx, const char *text)
 }
 
 /* -- start -- */
-
-/* Each subscription costs several descriptors. */
-static void raise_fd_limit(void)
-{
-	struct rlimit r;
-	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
-		r.rlim_cur = r.rlim_max;
-		setrlimit(RLIMIT_NOFILE, &r);
-	}
-}
 
 /* The tree of predictions: what fails its check is forgotten, it would have ended soon. */
 static int open_predicted(struct daemon *d, uint8_t *priv)
@@ -175,7 +164,7 @@ static int open_all(struct daemon *d)
 	struct kvp_idx_cfg cfg = {
 		.queueing = c->eff.queueing_on ? KVP_WREC_QUEUEING_ON : KVP_WREC_QUEUEING_OFF,
 		.events = c->use_kv_events ? KVP_WREC_EVENTS_ON : KVP_WREC_EVENTS_OFF};
-	raise_fd_limit();
+	kvp_boot_files(); /* each subscription costs several */
 	int rc = open_signals(d);
 	rc = rc ? rc : open_tree(d);
 	if (!rc &&

@@ -80,7 +80,7 @@ class Node:
     """`kvpick run` with its children. Use as a context manager; leaving it stops the node and checks that it
     ends with exit code 0 when asked to."""
 
-    def __init__(self, *args, env=None, quiet=True):
+    def __init__(self, *args, env=None, quiet=True, before=()):
         self.dir = tempfile.TemporaryDirectory(prefix="kvpick-test-")
         self.port = free_port()
         self.args = ["--run-dir", self.dir.name, "--port", str(self.port), "--bind", "127.0.0.1",
@@ -91,9 +91,10 @@ class Node:
         self.log = open(os.path.join(self.dir.name, "log"), "w+b")
         self.proc = None
         self.quiet = quiet
+        self.before = before  # command that starts it
 
     def start(self):
-        self.proc = subprocess.Popen([f"{BUILD}/kvpick", "run", *self.args], env=self.env,
+        self.proc = subprocess.Popen([*self.before, f"{BUILD}/kvpick", "run", *self.args], env=self.env,
                                      stdout=self.log, stderr=self.log)
         wait_for(lambda: self.proc.poll() is not None or self.healthy(), 20)
         if self.proc.poll() is not None or not self.healthy():
