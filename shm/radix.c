@@ -14,6 +14,7 @@ static uint32_t layout_hash(void)
 		offsetof(struct kvp_radix_shm, stat), KVP_RADIX_HDR_FIXED,
 		offsetof(struct kvp_radix_hdr_shm, cut_ref), offsetof(struct kvp_radix_hdr_shm, low_n),
 		offsetof(struct kvp_radix_hdr_shm, bits), offsetof(struct kvp_radix_shm, low),
+		offsetof(struct kvp_radix_shm, hidden),
 		KVP_RADIX_COL_GRAN, KVP_RADIX_CUT_GRAN, KVP_RADIX_RUN_BLK_MAX};
 	return kvp_obj_hash(w, sizeof(w) / sizeof(w[0]));
 }

@@ -65,7 +65,7 @@ static enum step begin(struct walk *w, struct low *l)
 	memset(l->end, 0, sizeof(l->end[0]) * slot_max);
 	memset(l->tier, 0, sizeof(l->tier[0]) * slot_max);
 	for (uint32_t i = 0; i < w->r->word_cnt; i++) {
-		l->in[i] = ~0ULL;
+		l->in[i] = ~kvp_ld_acq_u64(&w->r->shm->hidden[i]); /* pairs with: radix_write.c hide */
 		m->low[i] = 0;
 		for (uint64_t x = m->active[i]; x; x &= x - 1) {
 			uint32_t s = i * 64 + (uint32_t)__builtin_ctzll(x);

@@ -135,6 +135,8 @@ static void reset(struct kvp_radix_w *w)
 	kvp_st_rlx_u64(&s->stat.blocks, 0);
 	kvp_st_rlx_u64(&s->stat.low_blocks, 0);
 	kvp_st_rlx_u32(&s->low, 0);
+	for (uint32_t i = 0; i < KVP_RADIX_WORD_MAX; i++)
+		kvp_st_rlx_u64(&s->hidden[i], 0);
 	memset((char *)w->priv + sizeof(w->priv->hdr), 0, sizeof(*w->priv) - sizeof(w->priv->hdr));
 	memset(w->slot, 0, sizeof(*w->slot) * w->geo.holder_max);
 	w->priv->generation = s->generation;
@@ -198,6 +200,9 @@ int kvp_radix_w_open(void *pub, void *priv, const struct kvp_geom *g, enum kvp_r
 		rc = kvp_radix_recover(w, &mine);
 	if (rc)
 		goto fail;
+	for (uint32_t s = 0; s < w->geo.slot_max; s++)
+		if (w->pub->hidden[s >> 6] >> (s & 63) & 1) /* a clear was begun */
+			kvp_radix_clear(w, s);
 	kvp_radix_w_set_ready(w, 1);
 	mine.duration_ns = now_ns() - begin;
 	if (rep)

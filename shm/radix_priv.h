@@ -74,6 +74,7 @@ struct kvp_radix_shm {
 	uint32_t ready;
 	uint32_t low; /* 1: lower tiers hold something, so that a lookup has to look there as well */
 	uint64_t pad2[5];
+	uint64_t hidden[KVP_RADIX_WORD_MAX]; /* slots being cleared, which readers leave out; release */
 	struct kvp_radix_stats stat;
 	/* writer only */
 	uint64_t area_used[2];	     /* bit log2: the area of that side was written to */

@@ -34,7 +34,7 @@ static int cover(struct walk *w, const struct kvp_radix_hdr_shm *h, struct visit
 		act[i] = w->act[i] & bits;
 		out[i] = w->act[i] & ~bits;
 		if (w->pos == 0)
-			w->m->active[i] = bits;
+			w->m->active[i] = act[i];
 		else
 			for (uint64_t x = out[i]; x; x &= x - 1)
 				w->m->depth[i * 64 + (uint32_t)__builtin_ctzll(x)] = w->pos;
@@ -95,7 +95,7 @@ static enum step begin(struct walk *w)
 	w->total = w->q->total_blk;
 	w->chain = kvp_radix_seed(w->r->key_salt, w->q->part_salt);
 	for (uint32_t i = 0; i < w->r->word_cnt; i++) {
-		w->act[i] = ~0ULL;
+		w->act[i] = ~kvp_ld_acq_u64(&w->r->shm->hidden[i]); /* pairs with: radix_write.c hide */
 		w->m->active[i] = 0;
 	}
 	w->prev = NULL;

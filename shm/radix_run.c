@@ -37,6 +37,7 @@ void kvp_radix_commit_finish(struct kvp_radix_w *w)
 	KVP_POINT("radix:commit_cut");
 	kvp_st_rlx_u32(&h->cut_n, n->cut_n);
 	kvp_st_rlx_u32(&h->low_ref, n->low_ref);
+	KVP_POINT("radix:commit_low");
 	kvp_st_rlx_u32(&h->low_n, n->low_n);
 	kvp_st_rlx_u32(&h->rid, n->rid);
 	KVP_POINT("radix:commit_half");

@@ -198,6 +198,8 @@ static uint64_t held(const struct kvp_radix_w *w, uint32_t slot, uint32_t part, 
 	uint32_t first = part == KVP_RADIX_TOUR_DEVICE ? slot : slot + w->geo.slot_max;
 	uint32_t end = part == KVP_RADIX_TOUR_DEVICE ? slot + 1 : w->geo.holder_max;
 	uint64_t blocks = 0;
+	if (w->pub->hidden[slot >> 6] >> (slot & 63) & 1)
+		return 0; /* it is being cleared */
 	for (uint32_t x = first; x < end; x += w->geo.slot_max) {
 		*part_salt = w->slot[x].blocks ? w->slot[x].part_salt : *part_salt;
 		blocks += w->slot[x].blocks;

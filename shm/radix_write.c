@@ -659,15 +659,30 @@ static void clear_all(struct kvp_radix_w *w, uint32_t first, uint32_t end)
 	clear_pass(w, first, end, UINT32_MAX);
 }
 
+enum sight { HIDDEN, SEEN };
+
+/* Walks that begin from now on leave the slot out, or no longer do so and find nothing of what was
+ * cleared. */
+static void hide(struct kvp_radix_w *w, uint32_t slot, enum sight sight)
+{
+	uint64_t *word = &w->pub->hidden[slot >> 6], bit = 1ULL << (slot & 63);
+	/* pairs with: begin of both walks */
+	kvp_st_rel_u64(word, sight == HIDDEN ? *word | bit : *word & ~bit);
+}
+
 int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
 {
 	if (slot >= w->geo.slot_max)
 		return KVP_ERR_INVAL;
+	hide(w, slot, HIDDEN);
+	KVP_POINT("radix:hidden");
 	op_begin(w, KVP_RADIX_OP_CLEAR, slot, 0);
 	int done = clear_pass(w, slot, w->geo.holder_max, budget);
 	op_end(w);
+	KVP_POINT("radix:cleared");
 	if (!done)
 		return KVP_ERR_AGAIN;
+	hide(w, slot, SEEN);
 	kvp_radix_count(w, &w->pub->stat.cleared, KVP_CTR_RADIX_CLEARED, 1);
 	return KVP_OK;
 }

@@ -31,7 +31,7 @@ static struct fake {
 	/* tree */
 	uint64_t ext[FAKE_HOLDERS][FAKE_BLOCKS]; /* tier * FAKE_INDEX + index slot */
 	uint32_t ext_cnt[FAKE_HOLDERS];
-	uint32_t clears, store_rc;
+	uint32_t clears, store_rc, clear_steps; /* steps before the last one */
 	uint64_t last_parent, last_salt;
 	/* bookings: the last one recorded, index slots forgotten */
 	uint32_t routed_cnt, routed_slot, routed_n, routed_wrong, forgotten[FAKE_RANKS], forgotten_cnt;
@@ -125,6 +125,10 @@ int kvp_radix_clear_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_ti
 int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget)
 {
 	(void)budget;
+	if (fake->clear_steps) {
+		fake->clear_steps--;
+		return KVP_ERR_AGAIN;
+	}
 	return kvp_radix_clear(w, slot);
 }
 

@@ -1,17 +1,10 @@
 /* A reader and the tree's writer woven without threads. First the reader is held up in the middle of a walk,
  * where it asks for more hashes, while the writer changes what it stands on; then the writer is held up at
  * each of its named places while a reader looks. Whatever a walk reports must have been true at some instant
- * of it, exactly when it says that it did not give up. Builds the tree with its places whatever the build. */
-#ifndef KVP_TEST_POINTS
-#define KVP_TEST_POINTS
-#endif
-#include "shm/point.c"
-#include "shm/radix_cover.c"
-#include "shm/radix_name.c"
-#include "shm/radix_recover.c"
-#include "shm/radix_run.c"
-#include "shm/radix_write.c"
+ * of it, exactly when it says that it did not give up. */
+#include <kvpick/point.h>
 
+#include "shm/radix_priv.h"
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
@@ -30,8 +23,9 @@ static struct seg seg;
 static struct kvp_radix reader;
 static struct kvp_radix_w *writer;
 static struct kvp_radix_match match;
-/* Blocks of its family's prompt that a slot holds: before and after the operation under way. */
-static uint32_t before[HOLDERS], after[HOLDERS];
+/* Blocks of its family's prompt that a slot holds, from the first on: before and after the operation under
+ * way; low: in host memory. */
+static uint32_t before[HOLDERS], after[HOLDERS], low_before[HOLDERS], low_after[HOLDERS];
 static uint64_t looks, gave_up, wrong;
 
 static void prompt_of(uint32_t family, uint64_t *local, uint64_t *ext)
@@ -63,6 +57,25 @@ static uint32_t common_len(uint32_t s, uint32_t f, uint32_t n, uint32_t held)
 	return held < most ? held : most;
 }
 
+/* Where a walk ends with host memory, which it goes on with where the device's blocks end. */
+static uint32_t end_of(uint32_t dev, uint32_t low)
+{
+	return dev > low ? dev : low;
+}
+
+static void judge_low(const char *where, uint32_t s, uint32_t f, uint32_t n, uint32_t dev)
+{
+	uint32_t got = dev + kvp_radix_match_ext(&match, KVP_RADIX_HOST, s), a = 0, b = 0;
+	if (s < HOLDERS) {
+		a = common_len(s, f, n, end_of(before[s], low_before[s]));
+		b = common_len(s, f, n, end_of(after[s], low_after[s]));
+	}
+	uint32_t least = match.gave_up ? 0 : a < b ? a : b, most = a > b ? a : b;
+	if ((got < least || got > most) && wrong++ < 5)
+		printf("# %s: slot %u, family %u, %u blocks: %u with host memory, not %u to %u\n", where, s,
+			f, n, got, least, most);
+}
+
 /* Judges a match of n blocks of family f. */
 static void judge(const char *where, uint32_t f, uint32_t n)
 {
@@ -76,6 +89,7 @@ static void judge(const char *where, uint32_t f, uint32_t n)
 		if ((got < least || got > most) && wrong++ < 5)
 			printf("# %s: slot %u, family %u, %u blocks: %u, not %u to %u\n", where, s, f, n, got,
 				least, most);
+		judge_low(where, s, f, n, got);
 	}
 	looks++;
 	gave_up += match.gave_up;
@@ -187,6 +201,76 @@ static void hold_reader(const char *what, void (*d)(void), uint32_t left)
 	ok(!wrong, "and afterwards it sees what is there");
 }
 
+/* In host memory slot 3 holds 128 blocks of its prompt and slot 7 all of it; the walk of lower tiers is held
+ * up where it asks for the hashes of the second run. */
+static struct kvp_radix_hdr_shm *second;
+
+static uint32_t give_low(void *ctx, struct kvp_radix_query *q)
+{
+	(void)ctx;
+	if (q->local_cnt >= 192 && deeds_left) {
+		deeds_left--;
+		deed();
+	}
+	return q->local_cnt += 64;
+}
+
+/* Slot 7 goes, and with it the second run; another one of slot 3 takes the place of its header. */
+static void d_low_reuse(void)
+{
+	uint64_t local[PROMPT], ext[PROMPT];
+	struct kvp_radix_stats st;
+	uint32_t i = 100, at = 0;
+	kvp_radix_stats(&reader, &st);
+	while (kvp_radix_hdr(writer, at) != second)
+		at++;
+	do /* a prompt whose first block belongs there */
+		prompt_of(++i, local, ext);
+	while ((kvp_radix_step(reader.key_salt, kvp_radix_seed(reader.key_salt, PART), local[0]) &
+		       (st.table_slots - 1)) != at);
+	kvp_radix_clear(writer, 7);
+	kvp_radix_store_tier(writer, 3, KVP_RADIX_HOST, PART, KVP_RADIX_ROOT, 0, 250, local, ext, NULL);
+}
+
+static void hold_low_reader(void)
+{
+	uint64_t local[PROMPT], ext[PROMPT], key;
+	start();
+	memset(before, 0, sizeof(before));
+	memset(after, 0, sizeof(after));
+	wrong = 0;
+	kvp_radix_clear(writer, 3);
+	prompt_of(3, long_local, ext);
+	kvp_radix_store_tier(writer, 3, KVP_RADIX_HOST, PART, KVP_RADIX_ROOT, 0, 128, long_local, ext, NULL);
+	kvp_radix_store_tier(
+		writer, 7, KVP_RADIX_HOST, PART, KVP_RADIX_ROOT, 0, PROMPT, long_local, ext, NULL);
+	memcpy(local, long_local, sizeof(local));
+	for (uint32_t i = 0; i < PROMPT; i++)
+		ext[i] += 7000000;
+	local[128] = 17; /* a branch, so that the run ends there */
+	kvp_radix_store_tier(writer, 3, KVP_RADIX_HOST, PART, KVP_RADIX_ROOT, 0, 129, local, ext, NULL);
+	low_before[3] = low_after[3] = 128;
+	low_before[7] = PROMPT;
+	key = kvp_radix_seed(reader.key_salt, PART);
+	for (uint32_t i = 0; i <= 128; i++)
+		key = kvp_radix_step(reader.key_salt, key, long_local[i]);
+	for (uint32_t at = 0; (second = kvp_radix_hdr(writer, at))->key != key; at++)
+		;
+	struct kvp_radix_query q = {.part_salt = PART,
+		.local = long_local,
+		.local_cnt = 64,
+		.total_blk = PROMPT,
+		.more = give_low};
+	deed = d_low_reuse;
+	deeds_left = 1;
+	int rc = kvp_radix_find(&reader, &q, &match);
+	judge("second run of host memory", 3, PROMPT);
+	ok(rc == KVP_OK && !deeds_left && !wrong && second->key >= KVP_RADIX_KEY_MIN,
+		"a reader held up in lower tiers: its run's header goes to another run");
+	memset(low_before, 0, sizeof(low_before));
+	memset(low_after, 0, sizeof(low_after));
+}
+
 /* ---- garbage in a header, as a wild store would leave it ---- */
 
 static void garbage(void)
@@ -208,6 +292,16 @@ static void garbage(void)
 	ok(match.gave_up && match.longest == 0, "nor a cutoff list outside its arena");
 	h->cut_ref = keep.cut_ref;
 	h->cut_n = keep.cut_n;
+	uint64_t local[PROMPT], ext[PROMPT];
+	prompt_of(3, local, ext);
+	low_before[3] = low_after[3] = 10;
+	kvp_radix_store_tier(writer, 3, KVP_RADIX_HOST, PART, KVP_RADIX_ROOT, 0, 10, local, ext, NULL);
+	h = header_of_3();
+	keep = *h;
+	h->low_ref = UINT32_MAX - KVP_RADIX_CUT_GRAN + 1;
+	look("intervals", 3, 100);
+	ok(match.gave_up && match.depth[3] == 100, "nor intervals outside theirs; the device's blocks count");
+	h->low_ref = keep.low_ref;
 	look("again", 3, 100);
 	ok(!wrong && match.longest == 100, "with the header as it was the walk goes on");
 }
@@ -235,9 +329,25 @@ static uint32_t next(uint32_t below)
 
 static void clear_one(uint32_t slot)
 {
-	after[slot] = 0;
+	after[slot] = low_after[slot] = 0;
 	kvp_radix_clear(writer, slot);
-	before[slot] = 0;
+	before[slot] = low_before[slot] = 0;
+}
+
+static void change_low(void)
+{
+	uint32_t slot = next(HOLDERS), n = 1 + next(PROMPT);
+	uint64_t local[PROMPT], ext[PROMPT];
+	prompt_of(slot % FAMILIES, local, ext);
+	if (next(2)) {
+		low_after[slot] = n > low_before[slot] ? n : low_before[slot];
+		kvp_radix_store_tier(
+			writer, slot, KVP_RADIX_HOST, PART, KVP_RADIX_ROOT, 0, n, local, ext, NULL);
+	} else {
+		low_after[slot] = n < low_before[slot] ? n : low_before[slot];
+		kvp_radix_remove_tier(writer, slot, KVP_RADIX_HOST, PROMPT - n, ext + n, NULL);
+	}
+	low_before[slot] = low_after[slot];
 }
 
 static void change(void)
@@ -261,13 +371,18 @@ static void change(void)
 			clear_one(i);
 }
 
-static void hold_writer(void)
+enum tiers { DEVICE_ONLY, WITH_HOST };
+
+static void hold_writer(enum tiers tiers)
 {
 	start();
 	wrong = looks = gave_up = 0;
 	kvp_point_hook = weave;
 	for (int i = 0; i < 3000; i++)
-		change();
+		if (tiers == WITH_HOST && next(2))
+			change_low();
+		else
+			change();
 	kvp_point_hook = NULL;
 	printf("# %" PRIu64 " looks, %" PRIu64 " given up\n", looks, gave_up);
 	is_u64(wrong, 0, "a writer held up at any place: readers see what was before or what will be");
@@ -293,8 +408,10 @@ int main(void)
 	hold_reader("the run is cut and extended", d_split, 200);
 	hold_reader("the run goes", d_clear, 0);
 	hold_reader("the run comes anew, shorter", d_same, 250);
+	hold_low_reader();
 	garbage();
-	hold_writer();
+	hold_writer(DEVICE_ONLY);
+	hold_writer(WITH_HOST);
 	ok(kvp_radix_check(&reader) == 0 && kvp_radix_w_check(writer) == 0, "the tree is sound");
 	kvp_radix_w_close(writer);
 	seg_free(&seg);

@@ -43,10 +43,9 @@ static void plain(enum kvp_idx_op op, uint32_t rank_slot, uint32_t dp_rank)
 static void apply_all(void)
 {
 	const struct kvp_idx_msg *m;
-	while ((m = kvp_idx_ring_peek(&ring))) {
-		kvp_idx_apply(&idx, m, 5000);
-		kvp_idx_ring_consume(&ring, m);
-	}
+	while ((m = kvp_idx_ring_peek(&ring)))
+		if (kvp_idx_apply(&idx, m, 5000) == KVP_OK)
+			kvp_idx_ring_consume(&ring, m);
 }
 
 static uint32_t held(uint32_t rank_slot)
@@ -241,6 +240,61 @@ static void test_late(void)
 	is_u64(held(1), 2, "a newer one counts");
 }
 
+/* Brings the next message once. */
+static int apply_once(void)
+{
+	const struct kvp_idx_msg *m = kvp_idx_ring_peek(&ring);
+	int rc = kvp_idx_apply(&idx, m, 5000);
+	if (rc == KVP_OK)
+		kvp_idx_ring_consume(&ring, m);
+	return rc;
+}
+
+/* A clear of many steps: what is behind it waits for it, other ranks do not. */
+static void test_steps(void)
+{
+	uint64_t cleared = ctr(KVP_CTR_EV_CLEARED_OK), restarts = ctr(KVP_CTR_EV_RESTART);
+	struct kvp_idx_msg *other = calloc(1, sizeof(*other) + 16);
+	plain(KVP_IDX_CLEAR, 0, 0);
+	store(0, 0, 800, 3);
+	fake->clear_steps = 3;
+	ok(apply_once() == KVP_ERR_AGAIN && apply_once() == KVP_ERR_AGAIN, "a clear in steps");
+	*other = *message(KVP_IDX_STORE, 1, 0, 2); /* never committed: as of another decoder thread */
+	other->n = 1;
+	ok(kvp_idx_apply(&idx, other, 5000) == KVP_ERR_AGAIN,
+		"what another listener has for that rank waits as well");
+	other->dp_rank = 1;
+	uint32_t was = held(1);
+	ok(kvp_idx_apply(&idx, other, 5000) == KVP_OK && held(1) == was + 1,
+		"what it has for others does not");
+	other->op = KVP_IDX_CLEAR;
+	ok(kvp_idx_apply(&idx, other, 5000) == KVP_ERR_AGAIN && held(1) == was + 1 && fake->clear_steps == 1,
+		"the tree clears one slot at a time");
+	is_u64(ctr(KVP_CTR_EV_CLEARED_OK), cleared, "not done yet");
+	apply_all();
+	ok(held(0) == 3 && ctr(KVP_CTR_EV_CLEARED_OK) == cleared + 1, "done; then the rest, in order");
+	ok(kvp_idx_apply(&idx, other, 5000) == KVP_OK && held(1) == 0, "now the next");
+	plain(KVP_IDX_RESTART, 0, 0);
+	store(0, 0, 900, 2);
+	fake->clear_steps = 2;
+	ok(apply_once() == KVP_ERR_AGAIN && ctr(KVP_CTR_EV_RESTART) == restarts, "a restart clears in steps");
+	apply_all();
+	ok(held(0) == 2 && ctr(KVP_CTR_EV_RESTART) == restarts + 1, "and what follows counts");
+	/* The worker goes in the middle of it: its slot is cleared as any that was lost. */
+	plain(KVP_IDX_CLEAR, 2, 0);
+	fake->clear_steps = 5;
+	ok(apply_once() == KVP_ERR_AGAIN, "a third clear");
+	uint32_t clears = fake->clears;
+	kvp_idx_worker_delete(&idx, 2);
+	apply_all();
+	is_u64(kvp_idx_clear_some(&idx, 10), 0, "whose worker goes: the slot is cleared all the same");
+	ok(fake->clears == clears + 1 && idx.clearing == KVP_INDEX_NONE, "once, and nobody waits for it");
+	fake->clear_steps = 0;
+	fake_post(&idx,
+		"{\"worker_id\":2,\"endpoint\":\"e\",\"block_size\":4,\"kv_events_endpoint\":\"tcp://b:1\"}");
+	free(other);
+}
+
 static void test_not_indexed(void)
 {
 	idx.cfg.events = KVP_WREC_EVENTS_OFF;
@@ -340,6 +394,7 @@ int main(void)
 	test_tiers();
 	test_marks();
 	test_late();
+	test_steps();
 	test_not_indexed();
 	test_routed();
 	kvp_idx_ring_close(&ring);

@@ -92,10 +92,8 @@ static void turn(struct engine *e)
 	const struct kvp_idx_msg *m;
 	struct kvp_idx_ring *r;
 	for (uint32_t i = 0; idx.listeners && (r = kvp_idx_listeners_ring(idx.listeners, i)); i++)
-		while ((m = kvp_idx_ring_peek(r))) {
-			kvp_idx_apply(&idx, m, kvp_clock_mono_ns());
+		while ((m = kvp_idx_ring_peek(r)) && kvp_idx_apply(&idx, m, kvp_clock_mono_ns()) == KVP_OK)
 			kvp_idx_ring_consume(r, m);
-		}
 	serve(e);
 	usleep(500);
 }

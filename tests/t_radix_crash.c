@@ -10,7 +10,7 @@
 #include <time.h>
 
 #define OPS 400	     /* at least */
-#define OPS_MAX 6000 /* until every place was met */
+#define OPS_MAX 12000 /* until every place was met */
 #define FILLER 1     /* index slot outside the model, in a partition of its own */
 
 static const char *const place[] = {"radix:op", "radix:commit", "radix:commit_odd", "radix:commit_half",
@@ -103,20 +103,35 @@ static int sound(uint64_t seed)
 	return good;
 }
 
-static uint32_t rarest(void)
+/* The place with the fewest kills; `turn` varies which one of several. */
+static uint32_t rarest(uint32_t turn)
 {
-	uint32_t best = 0;
-	for (uint32_t i = 1; i < PLACE_MERGE; i++)
-		if (kills[i] < kills[best])
-			best = i;
+	uint32_t best = turn % PLACE_MERGE;
+	for (uint32_t i = 1; i < PLACE_MERGE; i++) {
+		uint32_t at = (turn + i) % PLACE_MERGE;
+		best = kills[at] < kills[best] ? at : best;
+	}
 	return best;
+}
+
+/* A model that is full knows no operation but a clear. */
+static void begin_anew(void)
+{
+	struct kvp_radix_report rep;
+	struct kvp_radix_w *w = open_writer(&rep);
+	for (uint32_t s = 0; s < model->slot_cnt; s++)
+		kvp_radix_clear(w, model->slot_idx[s]);
+	kvp_radix_w_close(w);
+	model_init(model, geom.index_rank_max, MODEL_SLOTS);
 }
 
 static int kill_in_ops(uint64_t seed)
 {
-	for (int i = 0; i < OPS || (i < OPS_MAX && kills[rarest()] == 0); i++) {
+	for (int i = 0; i < OPS || (i < OPS_MAX && kills[rarest(0)] == 0); i++) {
 		struct rng r = {seed * 77 + (uint64_t)i};
-		uint32_t at = rarest(), unknown, any = rnd_below(&r, 3);
+		uint32_t at = rarest((uint32_t)i), unknown, any = rnd_below(&r, 3);
+		if (model->node_cnt > MODEL_NODES - 3 * MODEL_BATCH)
+			begin_anew();
 		op_gen(model, seed * 1000003 + (uint64_t)i, op);
 		int dead = any ? child(NULL, 1 + rnd_below(&r, 3 + any * any * 8), 0, 0, 0)
 			       : child(place[at], 1 + rnd_below(&r, 2), 0, 0, 0);
@@ -193,6 +208,66 @@ static int kill_in_growth(void)
 	return 1;
 }
 
+/* Killed while a slot is cleared in steps. Lookups miss it from the first step on, its successor ends what
+ * was begun, and it may be filled again. */
+static int finds_filler(uint64_t id)
+{
+	uint64_t l = id * 977 + 5;
+	struct kvp_radix_query q = {.part_salt = 999, .local = &l, .local_cnt = 1, .total_blk = 1};
+	kvp_radix_find(&radix, &q, match);
+	return (match->active[0] >> FILLER & 1) || kvp_radix_match_ext(match, KVP_RADIX_HOST, FILLER);
+}
+
+/* Block 59 is in host memory only. */
+static void fill(struct kvp_radix_w *w)
+{
+	uint64_t l = 59 * 977 + 5, e = 1;
+	for (uint64_t id = 0; id < 59; id++)
+		filler_op(w, id);
+	kvp_radix_store_tier(w, FILLER, KVP_RADIX_HOST, 999, KVP_RADIX_ROOT, 0, 1, &l, &e, NULL);
+}
+
+static int die_in_steps(uint32_t nth)
+{
+	struct kvp_radix_report rep;
+	int st = 0;
+	pid_t pid = fork();
+	if (pid == 0) {
+		struct kvp_radix_w *w = open_writer(&rep);
+		target = nth % 2 ? "radix:cleared" : "radix:hidden";
+		countdown = nth;
+		kvp_point_hook = on_point;
+		while (w && kvp_radix_clear_some(w, FILLER, 3) == KVP_ERR_AGAIN)
+			;
+		_exit(0);
+	}
+	waitpid(pid, &st, 0);
+	return WIFSIGNALED(st);
+}
+
+static int kill_in_steps(void)
+{
+	for (uint32_t nth = 1; nth <= 8; nth++) {
+		struct kvp_radix_report rep;
+		struct kvp_radix_w *w = open_writer(&rep);
+		fill(w);
+		kvp_radix_w_close(w);
+		int good = finds_filler(0) && finds_filler(59);
+		good &= die_in_steps(nth);
+		good &= !finds_filler(0) && !finds_filler(59);
+		w = open_writer(&rep);
+		good &= w && kvp_radix_w_blocks(w, FILLER) == 0 && !finds_filler(59);
+		filler_op(w, 59);
+		good &= finds_filler(59) && !finds_filler(0);
+		kvp_radix_w_close(w);
+		if (!good || !sound(nth)) {
+			printf("# step %u\n", nth);
+			return 0;
+		}
+	}
+	return 1;
+}
+
 int main(void)
 {
 	const char *fixed = getenv("KVP_SEED");
@@ -209,6 +284,7 @@ int main(void)
 	model_init(model, geom.index_rank_max, MODEL_SLOTS);
 	ok(kill_in_ops(seed), "an operation has happened fully after a kill at any place");
 	ok(kill_in_merge(), "a merge survives a kill at any place");
+	ok(kill_in_steps(), "a clear in steps is ended by the successor");
 	ok(kill_in_growth(), "a doubling of the table survives a kill at any place");
 	printf("# %u more kills anywhere\n", kills_any);
 	for (uint32_t i = 0; i < PLACES; i++)

@@ -84,20 +84,22 @@ static int sound(uint64_t seed)
 	return good;
 }
 
-static uint32_t rarest(void)
+/* The place with the fewest kills; `turn` varies which one of several. */
+static uint32_t rarest(uint32_t turn)
 {
-	uint32_t best = 0;
-	for (uint32_t i = 1; i < PLACES; i++)
-		if (kills[i] < kills[best])
-			best = i;
+	uint32_t best = turn % PLACES;
+	for (uint32_t i = 1; i < PLACES; i++) {
+		uint32_t at = (turn + i) % PLACES;
+		best = kills[at] < kills[best] ? at : best;
+	}
 	return best;
 }
 
 static int kill_in_ops(uint64_t seed)
 {
-	for (int i = 0; i < OPS || (i < OPS_MAX && kills[rarest()] == 0); i++) {
+	for (int i = 0; i < OPS || (i < OPS_MAX && kills[rarest(0)] == 0); i++) {
 		struct rng r = {seed * 77 + (uint64_t)i};
-		uint32_t at = rarest(), unknown, any = rnd_below(&r, 3);
+		uint32_t at = rarest((uint32_t)i), unknown, any = rnd_below(&r, 3);
 		tm_gen(model, seed * 1000003 + (uint64_t)i, op);
 		int dead = any ? child(NULL, 1 + rnd_below(&r, 3 + any * any * 8), 0)
 			       : child(place[at], 1 + rnd_below(&r, 2), 0);

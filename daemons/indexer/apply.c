@@ -89,35 +89,58 @@ static void apply_notes(struct kvp_idx *idx, const struct kvp_idx_rank *own, con
 	kvp_ctr_add(idx->ctr, KVP_CTR_EV_NOTES_LOST, lost);
 }
 
-void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now_ns)
+/* All or one tier of a rank is to be cleared. */
+static int apply_clear(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_idx_msg *m)
+{
+	int every = m->op == KVP_IDX_CLEAR;
+	if (!every)
+		kvp_radix_clear_tier(idx->radix, r->index_slot, (enum kvp_radix_tier)m->tier);
+	else if (kvp_idx_rank_clear(idx, r->index_slot) == KVP_ERR_AGAIN)
+		return KVP_ERR_AGAIN;
+	kvp_ctr_add(idx->ctr, KVP_CTR_EV_CLEARED_OK, every || m->tier == KVP_RADIX_DEVICE);
+	return KVP_OK;
+}
+
+/* The listener's engine has begun anew. */
+static int apply_restart(struct kvp_idx *idx, const struct kvp_idx_rank *own, const struct kvp_idx_msg *m)
+{
+	if (own->index_slot != KVP_INDEX_NONE && kvp_idx_rank_clear(idx, own->index_slot) == KVP_ERR_AGAIN)
+		return KVP_ERR_AGAIN;
+	kvp_idx_rank_anew(idx, m->rank_slot);
+	kvp_ctr_add(idx->ctr, KVP_CTR_EV_RESTART, 1);
+	return KVP_OK;
+}
+
+int kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now_ns)
 {
 	struct kvp_idx_rank *own = m->rank_slot < idx->cat.cat.rank_max ? &idx->rank[m->rank_slot] : NULL;
 	if (!own || !own->listener || own->listener != m->listener) {
 		kvp_ctr_add(idx->ctr, KVP_CTR_EV_LATE, 1);
-		return;
+		return KVP_OK;
 	}
 	if (m->op == KVP_IDX_MARK) {
 		apply_mark(idx, own, m, now_ns);
-		return;
+		return KVP_OK;
 	}
 	if (m->op == KVP_IDX_NOTES) {
 		apply_notes(idx, own, m);
-		return;
+		return KVP_OK;
 	}
-	if (m->op == KVP_IDX_RESTART) {
-		kvp_idx_rank_purge(idx, m->rank_slot);
-		kvp_ctr_add(idx->ctr, KVP_CTR_EV_RESTART, 1);
-		return;
-	}
+	if (m->op == KVP_IDX_RESTART)
+		return apply_restart(idx, own, m);
 	struct kvp_idx_rank *r = target_rank(idx, own, m);
 	if (!r) {
 		kvp_ctr_add(idx->ctr, KVP_CTR_EV_LATE, 1);
-		return;
+		return KVP_OK;
 	}
 	if (r->index_slot == KVP_INDEX_NONE) {
 		kvp_ctr_add(idx->ctr, KVP_CTR_EV_NOT_INDEXED, 1);
-		return;
+		return KVP_OK;
 	}
+	if (r->index_slot == idx->clearing && m->op != KVP_IDX_CLEAR)
+		return KVP_ERR_AGAIN; /* another listener's message for a rank that is being cleared */
+	if (m->op == KVP_IDX_CLEAR || m->op == KVP_IDX_CLEAR_TIER)
+		return apply_clear(idx, r, m);
 	switch (m->op) {
 	case KVP_IDX_STORE:
 		apply_store(idx, r, m);
@@ -128,15 +151,8 @@ void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t no
 	case KVP_IDX_REMOVE:
 		apply_remove(idx, r, m);
 		break;
-	case KVP_IDX_CLEAR_TIER:
-		kvp_radix_clear_tier(idx->radix, r->index_slot, (enum kvp_radix_tier)m->tier);
-		kvp_ctr_add(idx->ctr, KVP_CTR_EV_CLEARED_OK, m->tier == KVP_RADIX_DEVICE);
-		break;
-	case KVP_IDX_CLEAR:
-		kvp_radix_clear(idx->radix, r->index_slot);
-		kvp_ctr_add(idx->ctr, KVP_CTR_EV_CLEARED_OK, 1);
-		break;
 	default:
 		KVP_ASSERT(!"operation of this ring");
 	}
+	return KVP_OK;
 }

@@ -112,6 +112,7 @@ struct kvp_idx {
 	uint64_t *taint;	    /* scratch, taint_max */
 	uint32_t *lost;		    /* rank slots to be cleared and freed: a queue */
 	uint32_t lost_head, lost_cnt;
+	uint32_t clearing;    /* index slot that an event is clearing in steps, or KVP_INDEX_NONE */
 	uint32_t waiting_cnt; /* ranks without an index slot, lost ones not counted */
 	uint64_t next_listener, epoch;
 	enum kvp_idx_state state;
@@ -138,8 +139,12 @@ void kvp_idx_part_drop(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx);
 int kvp_idx_rank_take(struct kvp_idx *idx, uint32_t worker_idx, uint64_t worker_id, uint32_t part,
 	uint32_t dp_rank, uint32_t *rank_slot);
 void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot);
-/* kvp_idx_rank_purge empties the tree of a rank that stays. */
+/* kvp_idx_rank_purge empties the tree of a rank that stays and has its stream start anew; kvp_idx_rank_anew
+ * is the second half alone. kvp_idx_rank_clear empties the tree in steps of some milliseconds, one rank at a
+ * time: KVP_ERR_AGAIN until it is done. */
 void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot);
+void kvp_idx_rank_anew(struct kvp_idx *idx, uint32_t rank_slot);
+int kvp_idx_rank_clear(struct kvp_idx *idx, uint32_t index_slot);
 /* kvp_idx_rank_set fills the registry's entry of a rank slot in use. */
 void kvp_idx_rank_set(struct kvp_idx *idx, const struct kvp_cat_rank_info *info);
 /* kvp_idx_clear_some clears queued slots in up to max steps of some milliseconds; returns how many are left.
@@ -192,6 +197,7 @@ uint32_t kvp_idx_routed_tend(struct kvp_idx *idx, uint64_t now_ns, uint32_t budg
 
 /* -- apply.c -- */
 /* kvp_idx_apply applies one operation to the tree, if its listener and rank are still the ones it was
- * meant for. now_ns (CLOCK_MONOTONIC) is used by marks only. */
-void kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now_ns);
+ * meant for. now_ns (CLOCK_MONOTONIC) is used by marks only. KVP_OK; KVP_ERR_AGAIN: a step of a clear is
+ * done, or the rank is being cleared: bring the same message again, and those behind it after it. */
+int kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now_ns);
 #endif

@@ -280,8 +280,12 @@ static uint32_t operations(struct daemon *d)
 		uint32_t n = 0, blk = 0;
 		for (; n < OPS_PER_TURN && blk < BLKS_PER_TURN && (m = kvp_idx_ring_peek(ring));
 			n++, done++) {
+			uint64_t now = m->op == KVP_IDX_MARK ? kvp_clock_mono_ns() : 0;
+			if (kvp_idx_apply(&d->idx, m, now) == KVP_ERR_AGAIN) {
+				done++;
+				break;
+			}
 			blk += m->n;
-			kvp_idx_apply(&d->idx, m, m->op == KVP_IDX_MARK ? kvp_clock_mono_ns() : 0);
 			kvp_idx_ring_consume(ring, m);
 		}
 	}

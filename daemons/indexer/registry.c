@@ -14,6 +14,7 @@ int kvp_idx_open(struct kvp_idx *idx, const struct kvp_cat *cat, struct kvp_radi
 	const struct kvp_idx_cfg *cfg)
 {
 	memset(idx, 0, sizeof(*idx));
+	idx->clearing = KVP_INDEX_NONE;
 	int rc = kvp_cat_w_open(cat, &idx->cat);
 	if (rc)
 		return rc;
@@ -222,9 +223,17 @@ static void listener_drop(struct kvp_idx *idx, uint32_t rank_slot)
 	r->event = r->replay = NULL;
 }
 
+/* Somebody else clears the rest of the slot, or all of it is cleared. */
+static void clearing_ends(struct kvp_idx *idx, uint32_t index_slot)
+{
+	if (idx->clearing == index_slot)
+		idx->clearing = KVP_INDEX_NONE;
+}
+
 void kvp_idx_rank_lose(struct kvp_idx *idx, uint32_t rank_slot)
 {
 	listener_drop(idx, rank_slot);
+	clearing_ends(idx, idx->rank[rank_slot].index_slot);
 	kvp_rank_close(idx->book, rank_slot, idx->rank[rank_slot].rank_gen);
 	KVP_POINT("indexer:rank_closed");
 	idx->rank[rank_slot].is_lost = 1;
@@ -238,7 +247,13 @@ void kvp_idx_rank_purge(struct kvp_idx *idx, uint32_t rank_slot)
 	struct kvp_idx_rank *r = &idx->rank[rank_slot];
 	if (r->index_slot != KVP_INDEX_NONE)
 		kvp_radix_clear(idx->radix, r->index_slot);
-	forget_stream(idx, rank_slot, r->rank_gen);
+	clearing_ends(idx, r->index_slot);
+	kvp_idx_rank_anew(idx, rank_slot);
+}
+
+void kvp_idx_rank_anew(struct kvp_idx *idx, uint32_t rank_slot)
+{
+	forget_stream(idx, rank_slot, idx->rank[rank_slot].rank_gen);
 	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_PURGED, 1);
 }
 
@@ -255,8 +270,19 @@ static int clear_step(struct kvp_idx *idx, uint32_t index_slot)
 						   : kvp_radix_clear_some(other, index_slot, LOOKS_PER_STEP);
 }
 
+int kvp_idx_rank_clear(struct kvp_idx *idx, uint32_t index_slot)
+{
+	if (idx->clearing != KVP_INDEX_NONE && idx->clearing != index_slot)
+		return KVP_ERR_AGAIN;
+	int rc = kvp_radix_clear_some(idx->radix, index_slot, LOOKS_PER_STEP);
+	idx->clearing = rc == KVP_ERR_AGAIN ? index_slot : KVP_INDEX_NONE;
+	return rc;
+}
+
 uint32_t kvp_idx_clear_some(struct kvp_idx *idx, uint32_t max)
 {
+	if (idx->clearing != KVP_INDEX_NONE && max != UINT32_MAX)
+		return idx->lost_cnt; /* the tree clears one slot at a time, and events wait for that one */
 	for (; max && idx->lost_cnt; max--) {
 		uint32_t slot = idx->lost[idx->lost_head];
 		if (clear_step(idx, idx->rank[slot].index_slot) == KVP_ERR_AGAIN)
