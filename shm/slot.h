@@ -14,7 +14,7 @@
  * Crash      owner killed: the kernel frees its lock byte; the supervisor reaps it, runs the sweep for
  *            exactly this owner, and only then calls kvp_slot_release. Supervisor killed: every child gets
  *            the parent-death signal; the next supervisor makes a new region.
- * Proved by  tests/t_slot.c
+ * Proved by  tests/t_slot.c, tests/t_owner.c, tests/s_pid.t
  */
 #ifndef KVP_SHM_SLOT_H
 #define KVP_SHM_SLOT_H
