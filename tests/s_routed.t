@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Bookings that feed the index, over real nodes: approximate mode (ages, limits, long prompts, ranks that go, an
 indexer that is killed or stands still) and predictions beside KV events."""
+import http.client
 import os
+import random
 import signal
 import sys
 import threading
@@ -12,6 +14,8 @@ from engine import CLEAR, Engine, pack, stored, tokens
 from node import SLOW, Node, Tap, wait_for, worker
 
 tap = Tap()
+SEED = int(os.environ.get("KVP_SEED", time.time_ns()))
+print(f"# KVP_SEED={SEED}")
 OFF = {"DYN_ROUTER_USE_KV_EVENTS": "false"}
 LONG = 10000  # blocks: more than one command holds
 
@@ -163,6 +167,51 @@ def approximate():
         checked(node)
 
 
+def killed_often():
+    """Everything learned has an age, whoever was killed when: at the end nothing is left."""
+    with Node(env=dict(OFF, DYN_ROUTER_TTL_SECS="1", KVPICK_HTTPD_PROCESSES="2")) as node:
+        register(node, worker(1), worker(2))
+        stop = threading.Event()
+
+        def book(n):
+            rnd = random.Random(f"{SEED}/{n}")
+            while not stop.is_set():
+                first, blocks = rnd.randrange(20), rnd.randrange(1, 60)
+                try:
+                    answer = node.call("POST", "/select_and_reserve", {"token_ids": tokens(first, blocks)}, timeout=2)
+                    node.call("DELETE", f"/reservations/{answer[1]['selection_id']}", timeout=2)
+                except (OSError, http.client.HTTPException):
+                    pass  # its process was killed
+        threads = [threading.Thread(target=book, args=(n,)) for n in range(3)]
+        for t in threads:
+            t.start()
+        rnd, kills = random.Random(SEED), 0
+        for _ in range(12):
+            name = rnd.choice(["kvpick-indexer", "kvpick-httpd"])
+            pids = wait_for(lambda name=name: node.children().get(name))
+            time.sleep(rnd.random() / 10)
+            try:
+                os.kill(rnd.choice(pids), signal.SIGKILL)
+                kills += 1
+            except OSError:
+                pass  # killed before
+        stop.set()
+        for t in threads:
+            t.join()
+        tap.ok(kills > 5, f"{kills} kills while bookings come in")
+        tap.ok(wait_for(lambda: len(node.children().get("kvpick-httpd", [])) == 2 and
+                        len(node.children().get("kvpick-indexer", [])) == 1), "all processes are back")
+        wait_for(lambda: all(node.healthy() for _ in range(10)))
+        made = reserve(node, 50, 5, 1)
+        tap.ok(made and wait_for(lambda: depth(node, 50, 5) == {(1, 0): 5, (2, 0): 0}), "it still learns",
+               (made, depth(node, 50, 5)))
+        tap.ok(wait_for(lambda: all(not any(depth(node, f, 60).values()) for f in range(20))),
+               "and nothing outlives its age")
+        tap.ok(wait_for(lambda: counter(node, "indexer_routed_blocks") == 0), "no entry is left",
+               counter(node, "indexer_routed_blocks"))
+        checked(node)
+
+
 def least_recently():
     with Node(env=dict(OFF, DYN_ROUTER_APPROXIMATE_CACHE_POLICY="lru", DYN_ROUTER_TTL_SECS="0")) as node:
         register(node, worker(1, total_kv_blocks=10), worker(2))
@@ -249,6 +298,7 @@ def predictions():
 forms_and_ages()
 tells_nothing()
 approximate()
+killed_often()
 least_recently()
 waited()
 predictions()
