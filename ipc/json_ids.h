@@ -1,0 +1,45 @@
+/* ipc/json_ids.h - parts of a JSON text that the parser's tree is too slow or too far from the text for: one
+ * huge array of token ids, and the bytes of one member's value.
+ *
+ * Shape      functions over the caller's text and a parser of ipc/json_in.h.
+ * Truth      the text. Verdicts are those of the parser: whatever is accepted here the parser accepts, with
+ *            the same meaning (duplicate members: the last; names may be spelled with escapes).
+ * Method     the ids are read in one pass straight from the text; the parser then judges the text around
+ *            them. Anything unusual (no such array, an element that is no plain id, a repeated name) is left
+ *            to the parser alone.
+ * Who        tokenizer answers; prompts that are hashed as text. The parser's thread.
+ * Crash      process-local.
+ * Proved by  tests/t_json_ids.c, tests/fuzz/f_json_ids.c, bench/b_tok.c
+ */
+#ifndef KVP_IPC_JSON_IDS_H
+#define KVP_IPC_JSON_IDS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ipc/json_in.h"
+
+struct kvp_json_ids { /* grows, never shrinks; zero it at first */
+	uint32_t *id;
+	size_t cnt, cap;
+	struct kvp_json_val obj; /* the object around them; the array in it may look empty */
+};
+
+/* kvp_json_ids_read reads member key of the outermost object (or of the only element of an outermost array:
+ * what a completion renderer answers) as an array of integers 0 .. 2^32-1. An array that holds nothing but
+ * one array is read as that one.
+ *
+ * text, len  KVP_JSON_SLACK_BYTES readable and writable bytes behind it; the text is spoilt.
+ * return     KVP_OK: out filled, obj valid until the parser's next text. KVP_ERR_PROTO not JSON,
+ *            KVP_ERR_LIMIT nested too deeply, too long, or an element out of range; KVP_ERR_INVAL another
+ *            outer form, or no array of integers; KVP_ERR_NOTFOUND no such member, or null; KVP_ERR_FULL no
+ *            memory.
+ */
+int kvp_json_ids_read(struct kvp_json *p, char *text, size_t len, const char *key, struct kvp_json_ids *out);
+void kvp_json_ids_free(struct kvp_json_ids *ids);
+
+/* kvp_json_span finds where the value of the last member called key of the outermost object stands in the
+ * text: KVP_OK and *off, *n; KVP_ERR_NOTFOUND. root: what the parser made of exactly this text. */
+int kvp_json_span(const char *text, size_t len, struct kvp_json_val root, const char *key, size_t *off,
+	size_t *n);
+#endif
