@@ -19,23 +19,27 @@
 
 #include "ipc/json_in.h"
 
-struct kvp_json_ids { /* grows, never shrinks; zero it at first */
+struct kvp_json_ids { /* memory grows, never shrinks; zero it at first */
 	uint32_t *id;
 	size_t cnt, cap;
-	struct kvp_json_val obj; /* the object around them; the array in it may look empty */
+	struct kvp_json_val obj; /* the object around them; doc NULL = there is none. The array may look empty */
+	char *rest;		 /* private: the text without the ids */
+	size_t rest_cap;
 };
 
 /* kvp_json_ids_read reads member key of the outermost object (or of the only element of an outermost array:
  * what a completion renderer answers) as an array of integers 0 .. 2^32-1. An array that holds nothing but
  * one array is read as that one.
  *
- * text, len  KVP_JSON_SLACK_BYTES readable and writable bytes behind it; the text is spoilt.
- * return     KVP_OK: out filled, obj valid until the parser's next text. KVP_ERR_PROTO not JSON,
- *            KVP_ERR_LIMIT nested too deeply, too long, or an element out of range; KVP_ERR_INVAL another
- *            outer form, or no array of integers; KVP_ERR_NOTFOUND no such member, or null; KVP_ERR_FULL no
- *            memory.
+ * text, len  KVP_JSON_SLACK_BYTES readable bytes (any values) behind it.
+ * err        of the parser; may be NULL. code KVP_OK if the text is JSON.
+ * return     KVP_OK: id[0..cnt). KVP_ERR_PROTO not JSON, KVP_ERR_LIMIT nested too deeply or too long, or (obj
+ *            is there) an element out of range; KVP_ERR_INVAL another outer form, or no array of integers;
+ *            KVP_ERR_NOTFOUND no such member, or null; KVP_ERR_FULL no memory. obj is set in any case and
+ *            valid until the parser's next text; cnt is 0 after a failure.
  */
-int kvp_json_ids_read(struct kvp_json *p, char *text, size_t len, const char *key, struct kvp_json_ids *out);
+int kvp_json_ids_read(struct kvp_json *p, const char *text, size_t len, const char *key,
+	struct kvp_json_ids *out, struct kvp_json_err *err);
 void kvp_json_ids_free(struct kvp_json_ids *ids);
 
 /* kvp_json_span finds where the value of the last member called key of the outermost object stands in the

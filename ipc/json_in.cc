@@ -173,6 +173,23 @@ static uint8_t *sanitise_string(uint8_t *s, uint8_t *e)
 	return s < e ? s + 1 : e;
 }
 
+extern "C" int kvp_json_lone_surrogate(const void *text, size_t len)
+{
+	const uint8_t *s = static_cast<const uint8_t *>(text), *e = s + len;
+	while (s < e && (s = static_cast<const uint8_t *>(std::memchr(s, '\\', static_cast<size_t>(e - s))))) {
+		const int u = e - s >= 6 && s[1] == 'u' ? hex4(s + 2) : -1;
+		if (u >= 0xd800 && u <= 0xdfff) {
+			const bool two = u < 0xdc00 && e - s >= 12 && s[6] == '\\' && s[7] == 'u';
+			const int low = two ? hex4(s + 8) : -1;
+			if (low < 0xdc00 || low > 0xdfff)
+				return 1;
+			s += 6;
+		}
+		s += u < 0 ? 2 : 6;
+	}
+	return 0;
+}
+
 /* The slow path after a refused number or string (the header's rule for members that nobody reads). */
 static void sanitise(uint8_t *s, uint8_t *e)
 {

@@ -76,6 +76,9 @@ int kvp_json_parse_slack(struct kvp_json *p, const void *text, size_t len, uint3
 int kvp_json_parse(struct kvp_json *p, const void *text, size_t len, uint32_t depth_max,
 	struct kvp_json_val *root, struct kvp_json_err *err);
 
+/* kvp_json_lone_surrogate: 1 if a valid text holds an unpaired surrogate escape anywhere. */
+int kvp_json_lone_surrogate(const void *text, size_t len);
+
 enum kvp_json_type kvp_json_type(struct kvp_json_val v);
 const char *kvp_json_type_name(enum kvp_json_type t); /* "null", "boolean", "integer", "number", ... */
 

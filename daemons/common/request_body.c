@@ -46,32 +46,6 @@ void kvp_parse_close(struct kvp_parse *p)
 	memset(p, 0, sizeof(*p));
 }
 
-/* escape_at reads the code unit of a \u escape at s, or -1. */
-static long escape_at(const char *s, const char *end)
-{
-	char hex[5] = {0};
-	if (end - s < 6 || s[0] != '\\' || s[1] != 'u')
-		return -1;
-	memcpy(hex, s + 2, 4);
-	return strtol(hex, NULL, 16);
-}
-
-static int has_lone_surrogate(const void *body, size_t len)
-{
-	const char *s = body, *end = s + len;
-	while (s < end && (s = memchr(s, '\\', (size_t)(end - s)))) {
-		long u = escape_at(s, end);
-		if (u >= 0xd800 && u <= 0xdfff) {
-			long low = u < 0xdc00 ? escape_at(s + 6, end) : -1;
-			if (low < 0xdc00 || low > 0xdfff)
-				return 1;
-			s += 6;
-		}
-		s += u < 0 ? 2 : 6;
-	}
-	return 0;
-}
-
 int kvp_parse_body(struct kvp_parse *p, const void *body, size_t len)
 {
 	struct kvp_json_err err;
@@ -83,7 +57,7 @@ int kvp_parse_body(struct kvp_parse *p, const void *body, size_t len)
 		return fail(p, 400, "request body is not JSON: %s", err.text);
 	if (kvp_json_type(p->root) != KVP_JSON_OBJ)
 		return fail(p, 422, "request body must be a JSON object");
-	p->lone_surrogate = has_lone_surrogate(body, len);
+	p->lone_surrogate = kvp_json_lone_surrogate(body, len);
 	return 0;
 }
 

@@ -8,8 +8,8 @@
  *            kvp_ask_prompt and kvp_ask_select directly before the selection.
  * Errors     0, or the HTTP status of the answer and in ask->err the text for the client: 431 (metadata
  *            headers), 400 (body). Header values and bodies never appear in texts, only member names.
- * Lifetime   strings of an ask are its own copies until kvp_ask_reset; token arrays belong to the parser and
- *            are valid until its next use: call kvp_ask_prompt and the selection in one go.
+ * Lifetime   strings of an ask are its own copies until kvp_ask_reset; arrays of a prompt belong to the parser
+ *            and are valid until its next use: call kvp_ask_prompt and the selection in one go.
  * Crash      process-local.
  * Proved by  tests/t_ask.c, tests/fuzz/f_ask.c
  */
@@ -61,6 +61,24 @@ struct kvp_ask_cfg { /* borrowed strings, kept as long as the parser */
 	enum kvp_config_tokenizer tokenizer; /* KVP_CONFIG_NO_WORD: none, load only */
 };
 
+/* Token ids of a prompt and what is known about the media in it. */
+enum kvp_ask_mm_form {
+	KVP_ASK_MM_NONE,
+	KVP_ASK_MM_KNOWN, /* mm lists every object */
+	KVP_ASK_MM_UNKNOWN /* there is media from token mm_from on, but not all is known of which */
+};
+struct kvp_ask_mm {
+	uint64_t hash;
+	uint32_t off, len; /* tokens that stand for it */
+};
+struct kvp_ask_tokens {
+	const uint32_t *token;
+	uint32_t token_cnt;
+	enum kvp_ask_mm_form mm_form;
+	const struct kvp_ask_mm *mm; /* by offset */
+	uint32_t mm_cnt, mm_from;
+};
+
 struct kvp_ask {
 	/* from the headers; ptr NULL = absent, everything trimmed */
 	enum kvp_ask_path path;
@@ -82,20 +100,21 @@ struct kvp_ask {
 	uint64_t body_bytes;
 	char err[KVP_ASK_ERR_MAX];
 	/* private */
-	enum kvp_tristate has_priority, has_strict;
+	enum kvp_tristate has_priority, has_strict; /* set by a header, which wins over the body */
 	uint64_t text_off, text_len; /* KVP_ASK_TEXT: where in the body */
-	const char *token_member;    /* KVP_ASK_TOKENS: which member */
-	struct kvp_str *mem;	     /* own copies */
-	uint32_t mem_cnt;
+	char *mem[2];		     /* own copies, of headers and body */
 };
 
 struct kvp_ask_parser {
 	struct kvp_ask_cfg cfg;
 	struct kvp_json *json;
 	struct kvp_json_ids ids;
-	uint64_t *hash; /* scratch of text blocks: local, then sequence */
+	const struct kvp_ask *ids_of; /* whose token ids are in ids; NULL = nobody's */
+	uint64_t *hash;		      /* scratch: local and sequence hashes, hashes of media by block */
 	size_t hash_cap;
-	const char *ids_of; /* body whose ids are in ids, NULL = none */
+	struct kvp_hash_mm *blk_mm; /* by block */
+	size_t blk_mm_cap;
+	uint64_t rnd; /* values that match nothing */
 };
 
 int kvp_ask_open(struct kvp_ask_parser *p, const struct kvp_ask_cfg *cfg); /* KVP_OK, KVP_ERR_SYS */
@@ -117,12 +136,14 @@ int kvp_ask_body(struct kvp_ask_parser *p, struct kvp_ask *a, const char *body, 
 /* kvp_ask_prompt makes the prompt of a selection.
  *
  * body, len   the same body as before.
- * ids, n      tokenizer's answer, for the two render sources; else NULL, 0.
- * block_size  of the partition; only text blocks need it, 0 = unknown: they count as load only.
- * return      0; 400 (the token ids of the body are bad; a->err), 500.
+ * t           tokenizer's answer, for the two render sources; else NULL.
+ * block_size  of the partition; text blocks and media need it, 0 = unknown: then these count as load only.
+ * return      0; 500 without memory.
+ *
+ * Media whose identity is not known are hashed as something that nobody else has: blocks before them match.
  */
 int kvp_ask_prompt(struct kvp_ask_parser *p, struct kvp_ask *a, const char *body, uint64_t len,
-	const uint32_t *ids, uint32_t n, uint32_t block_size, struct kvp_prompt *out);
+	const struct kvp_ask_tokens *t, uint32_t block_size, struct kvp_prompt *out);
 
 /* kvp_ask_load_only makes *out a prompt that is booked by its length alone (a tokenizer that can't serve this
  * request). */

@@ -20,7 +20,7 @@
 
 #include <kvpick/hash.h>
 #include <stdint.h>
-#include "daemons/common/config.h"
+#include "daemons/extproc/request.h"
 #include "ipc/loop.h"
 #include "shm/counter.h"
 
@@ -51,8 +51,7 @@ struct kvp_tkz_answer { /* pointers valid during the callback */
 	const char *text; /* for the client; "" with 200 */
 	int upstream_status; /* 0 = no answer came */
 	const char *detail; /* for logs: start of an error body with control bytes replaced, or what is wrong */
-	const uint32_t *token;
-	uint32_t token_cnt;
+	struct kvp_ask_tokens tokens;
 	uint64_t took_ns;
 	uint64_t parse_ns; /* of it: reading the answer's JSON */
 };
