@@ -58,7 +58,7 @@ enum kvp_ask_sent { /* headers that the client must not set, as bits of kvp_ask.
 struct kvp_ask_cfg { /* borrowed strings, kept as long as the parser */
 	const char *model;		     /* DYN_MODEL_NAME */
 	const char *metadata_prefix;	     /* NULL = x-dynamo-meta- */
-	enum kvp_config_tokenizer tokenizer; /* KVP_CONFIG_NO_WORD: none, load only */
+	int32_t tokenizer;		     /* enum kvp_config_tokenizer; KVP_CONFIG_NO_WORD: load only */
 };
 
 /* Token ids of a prompt and what is known about the media in it. */

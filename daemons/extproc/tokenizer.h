@@ -57,7 +57,7 @@ struct kvp_tkz_answer { /* pointers valid during the callback */
 };
 
 struct kvp_tkz_cfg { /* strings are borrowed until close */
-	enum kvp_config_tokenizer protocol; /* KVP_TOK_TEXT and KVP_CONFIG_NO_WORD need no service: not legal */
+	int32_t protocol;	 /* enum kvp_config_tokenizer; KVP_TOK_TEXT and KVP_CONFIG_NO_WORD need no service: not legal */
 	const char *url;	 /* http://host[:port][/base], or http://unix:/path[:/base] */
 	const char *token_file;	 /* "" = no Authorization header; read again when it changes */
 	const char *model;	 /* for the probe of sglang-tokenize */
