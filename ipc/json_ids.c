@@ -306,8 +306,8 @@ int kvp_json_span(
 		if (++at == wanted) {
 			const char *from = w.s;
 			skip_value(&w);
-			while (w.s > from && (w.s[-1] == ' ' || w.s[-1] == '\n' || w.s[-1] == '\r' ||
-						     w.s[-1] == '\t'))
+			while (w.s > from &&
+				(w.s[-1] == ' ' || w.s[-1] == '\n' || w.s[-1] == '\r' || w.s[-1] == '\t'))
 				w.s--;
 			*off = (size_t)(from - text);
 			*n = (size_t)(w.s - from);

@@ -22,8 +22,9 @@
 struct kvp_json_ids { /* memory grows, never shrinks; zero it at first */
 	uint32_t *id;
 	size_t cnt, cap;
-	struct kvp_json_val obj; /* the object around them; doc NULL = there is none. The array may look empty */
-	char *rest;		 /* private: the text without the ids */
+	struct kvp_json_val
+		obj; /* the object around them; doc NULL = there is none. The array may look empty */
+	char *rest;  /* private: the text without the ids */
 	size_t rest_cap;
 };
 
@@ -44,6 +45,6 @@ void kvp_json_ids_free(struct kvp_json_ids *ids);
 
 /* kvp_json_span finds where the value of the last member called key of the outermost object stands in the
  * text: KVP_OK and *off, *n; KVP_ERR_NOTFOUND. root: what the parser made of exactly this text. */
-int kvp_json_span(const char *text, size_t len, struct kvp_json_val root, const char *key, size_t *off,
-	size_t *n);
+int kvp_json_span(
+	const char *text, size_t len, struct kvp_json_val root, const char *key, size_t *off, size_t *n);
 #endif

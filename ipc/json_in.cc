@@ -176,7 +176,8 @@ static uint8_t *sanitise_string(uint8_t *s, uint8_t *e)
 extern "C" int kvp_json_lone_surrogate(const void *text, size_t len)
 {
 	const uint8_t *s = static_cast<const uint8_t *>(text), *e = s + len;
-	while (s < e && (s = static_cast<const uint8_t *>(std::memchr(s, '\\', static_cast<size_t>(e - s))))) {
+	while (s < e &&
+		(s = static_cast<const uint8_t *>(std::memchr(s, '\\', static_cast<size_t>(e - s))))) {
 		const int u = e - s >= 6 && s[1] == 'u' ? hex4(s + 2) : -1;
 		if (u >= 0xd800 && u <= 0xdfff) {
 			const bool two = u < 0xdc00 && e - s >= 12 && s[6] == '\\' && s[7] == 'u';

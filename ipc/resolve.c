@@ -137,7 +137,8 @@ int kvp_resolve_open(struct kvp_loop *l, const char *host, uint32_t refresh_ms, 
 	size_t len = strlen(host);
 	int is_unix = strncmp(host, "unix:", 5) == 0;
 	int literal = is_unix ? kvp_addr_unix(&a, host + 5) == KVP_OK : kvp_addr_ip(&a, host, 1) == KVP_OK;
-	if (!len || (is_unix && !literal) || len >= (literal ? KVP_RESOLVE_TEXT : sizeof(((struct job *)0)->host)))
+	if (!len || (is_unix && !literal) ||
+		len >= (literal ? KVP_RESOLVE_TEXT : sizeof(((struct job *)0)->host)))
 		return KVP_ERR_INVAL;
 	struct kvp_resolve *r = calloc(1, sizeof(*r));
 	if (!r)

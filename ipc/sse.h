@@ -33,7 +33,7 @@ struct kvp_usage {
 	uint32_t has;
 };
 
-struct kvp_usage_scan { /* private but for these three */
+struct kvp_usage_scan {	       /* private but for these three */
 	struct kvp_usage last; /* of the newest event that carried one (event streams only) */
 	uint64_t event_cnt;    /* data events so far, without [DONE] */
 	uint64_t dropped;      /* times that the bound was met */

@@ -239,8 +239,8 @@ static void x_field(struct kvp_ask *a, struct head_walk *w, struct kvp_str name,
 	sent_field(a, name);
 }
 
-static void field(const struct kvp_ask_parser *p, struct kvp_ask *a, struct head_walk *w,
-	const struct kvp_ask_field *f)
+static void field(
+	const struct kvp_ask_parser *p, struct kvp_ask *a, struct head_walk *w, const struct kvp_ask_field *f)
 {
 	size_t n = strlen(p->cfg.metadata_prefix);
 	struct kvp_str name = f->name, value = trim(f->value);
@@ -325,8 +325,8 @@ static int present(struct kvp_json_val obj, const char *name, struct kvp_json_va
 }
 
 /* full: the name as the client is told it. */
-static int text(struct body_walk *w, struct kvp_json_val obj, const char *name, const char *full,
-	struct kvp_str *out)
+static int text(
+	struct body_walk *w, struct kvp_json_val obj, const char *name, const char *full, struct kvp_str *out)
 {
 	struct kvp_json_val v;
 	struct kvp_str s;
@@ -353,7 +353,8 @@ static int agent_hints(struct body_walk *w, struct kvp_json_val hints)
 	int has_priority = present(hints, "priority", &v);
 	if (has_priority) {
 		if (kvp_json_i64(v, &i) || i < INT32_MIN || i > INT32_MAX)
-			return wrong(w, "nvext.agent_hints.priority", "an integer in -2147483648..2147483647");
+			return wrong(
+				w, "nvext.agent_hints.priority", "an integer in -2147483648..2147483647");
 		if (a->has_priority != KVP_YES)
 			a->priority_jump = i > 0 ? (double)i : 0;
 	}
@@ -397,7 +398,7 @@ static int namespace_of(struct body_walk *w)
 	struct kvp_ask *a = w->a;
 	if (a->tenant.len > KVP_NAME_MAX)
 		return wrong(w, "x-tenant-id", "at most 1024 bytes");
-	a->salt_from = a->tenant.len	      ? KVP_ASK_SALT_TENANT
+	a->salt_from = a->tenant.len	   ? KVP_ASK_SALT_TENANT
 		       : w->nvext_salt.len ? KVP_ASK_SALT_NVEXT
 		       : w->top_salt.len   ? KVP_ASK_SALT_TOP
 					   : KVP_ASK_SALT_NONE;
@@ -427,7 +428,8 @@ static int members(struct body_walk *w, const struct kvp_ask_parser *p)
 	const char *served = p->cfg.model ? p->cfg.model : "";
 	if (!a->model.len)
 		a->model = (struct kvp_str){NULL, 0};
-	else if (*served && (a->model.len != strlen(served) || memcmp(a->model.ptr, served, a->model.len) != 0))
+	else if (*served &&
+		 (a->model.len != strlen(served) || memcmp(a->model.ptr, served, a->model.len) != 0))
 		a->lora = a->model;
 	struct kvp_str *own[] = {&a->model, &a->salt};
 	struct kvp_str model = a->model;
@@ -463,10 +465,13 @@ static int completion_source(struct body_walk *w, const struct kvp_ask_parser *p
 		return wrong(w, "prompt", "a string or an array");
 	if (several(v, &one)) {
 		struct kvp_json_iter it = kvp_json_each(v);
-		for (enum kvp_json_type first = KVP_JSON_NULL; kvp_json_next(&it); first = kvp_json_type(it.val))
-			if ((kvp_json_type(it.val) != KVP_JSON_STR && kvp_json_type(it.val) != KVP_JSON_ARR) ||
+		for (enum kvp_json_type first = KVP_JSON_NULL; kvp_json_next(&it);
+			first = kvp_json_type(it.val))
+			if ((kvp_json_type(it.val) != KVP_JSON_STR &&
+				    kvp_json_type(it.val) != KVP_JSON_ARR) ||
 				(first != KVP_JSON_NULL && first != kvp_json_type(it.val)))
-				return wrong(w, "prompt", "token ids in 0..4294967295, or one or more prompts");
+				return wrong(
+					w, "prompt", "token ids in 0..4294967295, or one or more prompts");
 		return kvp_json_len(v) ? 0 : wrong(w, "prompt", "at least one element");
 	}
 	if (kvp_json_type(one) != KVP_JSON_STR)

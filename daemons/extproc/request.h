@@ -1,5 +1,5 @@
-/* daemons/extproc/request.h — what a request through the proxy asks for: headers and body to the plain structs
- * of kvpick/selection.h.
+/* daemons/extproc/request.h — what a request through the proxy asks for: headers and body to the structs of
+ * kvpick/selection.h.
  *
  * Shape      struct kvp_ask: one a stream, filled from the headers first, from the body when it is complete.
  *            struct kvp_ask_parser: a JSON parser and scratch arrays that only grow, one an io thread.
@@ -8,8 +8,8 @@
  *            kvp_ask_prompt and kvp_ask_select directly before the selection.
  * Errors     0, or the HTTP status of the answer and in ask->err the text for the client: 431 (metadata
  *            headers), 400 (body). Header values and bodies never appear in texts, only member names.
- * Lifetime   strings of an ask are its own copies until kvp_ask_reset; arrays of a prompt belong to the parser
- *            and are valid until its next use: call kvp_ask_prompt and the selection in one go.
+ * Lifetime   strings of an ask are its own copies until kvp_ask_reset; arrays of a prompt belong to the
+ *            parser and are valid until its next use: call kvp_ask_prompt and the selection in one go.
  * Crash      process-local.
  * Proved by  tests/t_ask.c, tests/fuzz/f_ask.c
  */
@@ -21,7 +21,7 @@
 #include "ipc/json_ids.h"
 
 #define KVP_ASK_ERR_MAX 256
-#define KVP_ASK_META_MAX 64	    /* metadata headers with different names */
+#define KVP_ASK_META_MAX 64	     /* metadata headers with different names */
 #define KVP_ASK_META_BYTES_MAX 65536 /* of their names behind the prefix and values */
 #define KVP_ASK_SALT_TAG "dynamo-cache-salt:"
 
@@ -29,15 +29,15 @@ struct kvp_ask_field { /* one request header; the value as it counts: raw_value 
 	struct kvp_str name, value;
 };
 
-enum kvp_ask_path { /* longest suffix of the path without its query */
-	KVP_ASK_CHAT,	    /* /v1/chat/completions, or no path at all */
-	KVP_ASK_COMPLETIONS, /* /v1/completions */
-	KVP_ASK_VLLM_GENERATE, /* /inference/v1/generate */
+enum kvp_ask_path {		 /* longest suffix of the path without its query */
+	KVP_ASK_CHAT,		 /* /v1/chat/completions, or no path at all */
+	KVP_ASK_COMPLETIONS,	 /* /v1/completions */
+	KVP_ASK_VLLM_GENERATE,	 /* /inference/v1/generate */
 	KVP_ASK_SGLANG_GENERATE, /* /generate, only as the whole path */
 	KVP_ASK_OTHER
 };
 
-enum kvp_ask_source { /* where the prompt comes from, known after kvp_ask_body */
+enum kvp_ask_source {		   /* where the prompt comes from, known after kvp_ask_body */
 	KVP_ASK_NO_BODY,	   /* any ready worker, nothing booked */
 	KVP_ASK_LOAD_ONLY,	   /* booked by length alone */
 	KVP_ASK_TOKENS,		   /* token ids in the body */
@@ -49,22 +49,22 @@ enum kvp_ask_source { /* where the prompt comes from, known after kvp_ask_body *
 enum kvp_ask_salt { KVP_ASK_SALT_NONE, KVP_ASK_SALT_TENANT, KVP_ASK_SALT_NVEXT, KVP_ASK_SALT_TOP };
 
 enum kvp_ask_sent { /* headers that the client must not set, as bits of kvp_ask.sent: removed when it did */
-	KVP_ASK_SENT_PREFILLER_URL = 1,	     /* x-prefiller-url */
-	KVP_ASK_SENT_PREFILLER_DP_RANK = 2,  /* x-prefiller-dp-rank */
-	KVP_ASK_SENT_DP_HOST_PORT = 4,	     /* x-data-parallel-host-port */
-	KVP_ASK_SENT_DP_RANK = 8	     /* x-data-parallel-rank */
+	KVP_ASK_SENT_PREFILLER_URL = 1,	    /* x-prefiller-url */
+	KVP_ASK_SENT_PREFILLER_DP_RANK = 2, /* x-prefiller-dp-rank */
+	KVP_ASK_SENT_DP_HOST_PORT = 4,	    /* x-data-parallel-host-port */
+	KVP_ASK_SENT_DP_RANK = 8	    /* x-data-parallel-rank */
 };
 
-struct kvp_ask_cfg { /* borrowed strings, kept as long as the parser */
-	const char *model;		     /* DYN_MODEL_NAME */
-	const char *metadata_prefix;	     /* NULL = x-dynamo-meta- */
-	int32_t tokenizer;		     /* enum kvp_config_tokenizer; KVP_CONFIG_NO_WORD: load only */
+struct kvp_ask_cfg {		     /* borrowed strings, kept as long as the parser */
+	const char *model;	     /* DYN_MODEL_NAME */
+	const char *metadata_prefix; /* NULL = x-dynamo-meta- */
+	int32_t tokenizer;	     /* enum kvp_config_tokenizer; KVP_CONFIG_NO_WORD: load only */
 };
 
 /* Token ids of a prompt and what is known about the media in it. */
 enum kvp_ask_mm_form {
 	KVP_ASK_MM_NONE,
-	KVP_ASK_MM_KNOWN, /* mm lists every object */
+	KVP_ASK_MM_KNOWN,  /* mm lists every object */
 	KVP_ASK_MM_UNKNOWN /* there is media from token mm_from on, but not all is known of which */
 };
 struct kvp_ask_mm {
@@ -101,8 +101,8 @@ struct kvp_ask {
 	char err[KVP_ASK_ERR_MAX];
 	/* private */
 	enum kvp_tristate has_priority, has_strict; /* set by a header, which wins over the body */
-	uint64_t text_off, text_len; /* KVP_ASK_TEXT: where in the body */
-	char *mem[2];		     /* own copies, of headers and body */
+	uint64_t text_off, text_len;		    /* KVP_ASK_TEXT: where in the body */
+	char *mem[2];				    /* own copies, of headers and body */
 };
 
 struct kvp_ask_parser {
@@ -156,7 +156,6 @@ void kvp_ask_select(const struct kvp_ask_parser *p, const struct kvp_ask *a, str
 /* kvp_ask_salted writes the body with its outermost cache_salt set to the tagged namespace (opt-in; every
  * other byte as it was) to *out (malloc, KVP_JSON_SLACK_BYTES behind it). KVP_OK; KVP_ERR_NOTFOUND no
  * namespace, or the body is no object: forward the original; KVP_ERR_SYS. */
-int kvp_ask_salted(
-	struct kvp_ask_parser *p, const struct kvp_ask *a, const char *body, uint64_t len, char **out,
-	uint64_t *out_len);
+int kvp_ask_salted(struct kvp_ask_parser *p, const struct kvp_ask *a, const char *body, uint64_t len,
+	char **out, uint64_t *out_len);
 #endif

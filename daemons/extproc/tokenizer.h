@@ -1,5 +1,5 @@
-/* daemons/extproc/tokenizer.h — token ids from a tokenizer service: POST of the client's body, unchanged, over
- * pooled keep-alive connections.
+/* daemons/extproc/tokenizer.h — token ids from a tokenizer service: POST of the client's body, unchanged,
+ * over pooled keep-alive connections.
  *
  * Shape      one struct kvp_tkz an io thread; a call a request.
  * Truth      the service. No retry but the one of ipc/http_client.h for a stale pooled connection; redirects
@@ -47,29 +47,31 @@ enum kvp_tkz_end {
 
 struct kvp_tkz_answer { /* pointers valid during the callback */
 	enum kvp_tkz_end end;
-	int status;	  /* for the client: 200, 400, 502, 503, 504 */
-	const char *text; /* for the client; "" with 200 */
+	int status;	     /* for the client: 200, 400, 502, 503, 504 */
+	const char *text;    /* for the client; "" with 200 */
 	int upstream_status; /* 0 = no answer came */
-	const char *detail; /* for logs: start of an error body with control bytes replaced, or what is wrong */
+	const char
+		*detail; /* for logs: start of an error body with control bytes replaced, or what is wrong */
 	struct kvp_ask_tokens tokens;
 	uint64_t took_ns;
 	uint64_t parse_ns; /* of it: reading the answer's JSON */
 };
 
 struct kvp_tkz_cfg { /* strings are borrowed until close */
-	int32_t protocol;	 /* enum kvp_config_tokenizer; KVP_TOK_TEXT and KVP_CONFIG_NO_WORD need no service: not legal */
-	const char *url;	 /* http://host[:port][/base], or http://unix:/path[:/base] */
-	const char *token_file;	 /* "" = no Authorization header; read again when it changes */
-	const char *model;	 /* for the probe of sglang-tokenize */
+	int32_t protocol;		/* enum kvp_config_tokenizer, one that has a service */
+	const char *url;	/* http://host[:port][/base], or http://unix:/path[:/base] */
+	const char *token_file; /* "" = no Authorization header; read again when it changes */
+	const char *model;	/* for the probe of sglang-tokenize */
 	uint64_t timeout_ns;
 	uint64_t response_max_bytes;
-	uint32_t conn_max;		 /* 0 = 1024 */
+	uint32_t conn_max;		/* 0 = 1024 */
 	struct kvp_ctr_column_shm *ctr; /* NULL = not counted */
 };
 
 /* kvp_tkz_open: KVP_OK; KVP_ERR_INVAL with a one-line reason in err (address, protocol, token file);
  * KVP_ERR_SYS. Does not wait for the service. */
-int kvp_tkz_open(struct kvp_loop *l, const struct kvp_tkz_cfg *cfg, struct kvp_tkz **out, char *err, size_t cap);
+int kvp_tkz_open(
+	struct kvp_loop *l, const struct kvp_tkz_cfg *cfg, struct kvp_tkz **out, char *err, size_t cap);
 void kvp_tkz_close(struct kvp_tkz *t); /* NULL is fine; not from a callback */
 
 /* kvp_tkz_start begins a call; on_done comes exactly once, never from inside this call, unless it is

@@ -14,7 +14,7 @@
 #include "daemons/common/select.h"
 #include "daemons/common/request_body.h"
 #include <kvpick/clock.h>
-#include "daemons/httpd/token.h"
+#include "daemons/common/token.h"
 #include "ipc/http_server.h"
 #include "ipc/json_out.h"
 #include "ipc/loop.h"

@@ -1,4 +1,4 @@
-/* daemons/httpd/token.h — the optional bearer token that changing requests need.
+/* daemons/common/token.h — a bearer token from a file: asked for by the Selection API, sent to the tokenizer.
  *
  * Shape      struct kvp_token: path, last seen file state, and the token (1..4096 bytes, surrounding white
  *            space removed).
@@ -7,8 +7,8 @@
  * Crash      process-local.
  * Proved by  tests/s_token.t
  */
-#ifndef KVP_HTTPD_TOKEN_H
-#define KVP_HTTPD_TOKEN_H
+#ifndef KVP_COMMON_TOKEN_H
+#define KVP_COMMON_TOKEN_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "daemons/httpd/token.h"
+#include "daemons/common/token.h"
 #include <kvpick/err.h>
 
 #include <ctype.h>

@@ -1,0 +1,211 @@
+/* Token ids and value spans straight from the text: the same verdicts as the parser's tree. */
+#include "ipc/json_ids.h"
+#include "tests/tap.h"
+
+#include <stdlib.h>
+
+static struct kvp_json *json;
+
+/* An exact copy with the promised slack, filled with bytes that would change a number if they were read. */
+static char *slack(const char *text, size_t len)
+{
+	char *t = malloc(len + KVP_JSON_SLACK_BYTES);
+	memcpy(t, text, len);
+	memset(t + len, '7', KVP_JSON_SLACK_BYTES);
+	return t;
+}
+
+struct row {
+	const char *text;
+	int rc;
+	uint32_t cnt, id[6];
+	const char *rest; /* a member that must still be readable, with this text */
+};
+static const struct row rows[] = {
+	{"{\"token_ids\":[1,2,3]}", KVP_OK, 3, {1, 2, 3}, NULL},
+	{"{\"request_id\":\"r\",\"token_ids\":[151644,872,198],\"model\":\"m\"}", KVP_OK, 3,
+		{151644, 872, 198}, "m"},
+	{" { \"model\" : \"m\" , \"token_ids\" : [ 1 , 2,\n3\t] , \"x\":{\"token_ids\":[9]} } ", KVP_OK, 3,
+		{1, 2, 3}, "m"},
+	{"[{\"token_ids\":[1,2]}]", KVP_OK, 2, {1, 2}, NULL},
+	{" [ { \"model\":\"m\", \"token_ids\":[1,2]} ] ", KVP_OK, 2, {1, 2}, "m"},
+	{"[{\"token_ids\":[1]},{\"token_ids\":[2]}]", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"[]", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"[[{\"token_ids\":[1]}]]", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"{\"token_ids\":[]}", KVP_OK, 0, {0}, NULL},
+	{"{\"token_ids\":[[4,5]]}", KVP_OK, 2, {4, 5}, NULL},
+	{"{\"token_ids\":[[4],[5]]}", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"{\"token_ids\":[[]]}", KVP_OK, 0, {0}, NULL},
+	{"{\"token_ids\":[0,10,100,12345678,123456789,4294967295]}", KVP_OK, 6,
+		{0, 10, 100, 12345678, 123456789, 4294967295u}, NULL},
+	{"{\"token_ids\":[4294967296]}", KVP_ERR_LIMIT, 0, {0}, NULL},
+	{"{\"token_ids\":[1,99999999999999999999999]}", KVP_ERR_LIMIT, 0, {0}, NULL},
+	{"{\"token_ids\":[1,-1]}", KVP_ERR_LIMIT, 0, {0}, NULL},
+	{"{\"token_ids\":[-0]}", KVP_OK, 1, {0}, NULL},
+	{"{\"token_ids\":[1.0]}", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"{\"token_ids\":[1,\"2\"]}", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"{\"token_ids\":[1,null]}", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"{\"token_ids\":\"1\"}", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"{\"token_ids\":{\"a\":1}}", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"{\"token_ids\":null}", KVP_ERR_NOTFOUND, 0, {0}, NULL},
+	{"{\"input_ids\":[1]}", KVP_ERR_NOTFOUND, 0, {0}, NULL},
+	{"{\"a\":{\"token_ids\":[1]}}", KVP_ERR_NOTFOUND, 0, {0}, NULL},
+	{"{\"a\":\"\\\"token_ids\\\":[1]\"}", KVP_ERR_NOTFOUND, 0, {0}, NULL},
+	{"{}", KVP_ERR_NOTFOUND, 0, {0}, NULL},
+	{"[1]", KVP_ERR_INVAL, 0, {0}, NULL},
+	{"7", KVP_ERR_INVAL, 0, {0}, NULL},
+	/* names: duplicates, the last one wins; escapes */
+	{"{\"token_ids\":[1],\"token_ids\":[2,3],\"model\":\"m\"}", KVP_OK, 2, {2, 3}, "m"},
+	{"{\"token_ids\":[1],\"token\\u005fids\":[2,3]}", KVP_OK, 2, {2, 3}, NULL},
+	{"{\"token\\u005fids\":[2,3]}", KVP_OK, 2, {2, 3}, NULL},
+	{"{\"token_ids\":[1,2],\"token_ids\":null}", KVP_ERR_NOTFOUND, 0, {0}, NULL},
+	{"{\"a\\\\\":1,\"token_ids\":[1]}", KVP_OK, 1, {1}, NULL},
+	{"{\"a\\\\\\\"\":\"}]\\\\\",\"token_ids\":[1]}", KVP_OK, 1, {1}, NULL},
+	/* no JSON */
+	{"", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1,2,3]", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1,2,3", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1,2,3,]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1,,3]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[01]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[00000000]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[+1]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1 2]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1]}}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1],}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1],\"b\":tru}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"b\":nul,\"token_ids\":[1]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"b\":\"\xff\",\"token_ids\":[1]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1],\"b\":\"\xff\"}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"b\":}\"token_ids\":[1]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{,\"token_ids\":[1]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"b\" \"token_ids\":[1]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"\xef\xbb\xbf{\"token_ids\":[1]}", KVP_ERR_PROTO, 0, {0}, NULL},
+	{"{\"token_ids\":[1]} x", KVP_ERR_PROTO, 0, {0}, NULL},
+};
+
+static void test_rows(void)
+{
+	struct kvp_json_ids ids = {.id = NULL};
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		const struct row *r = &rows[i];
+		char *t = slack(r->text, strlen(r->text));
+		struct kvp_json_err e;
+		int rc = kvp_json_ids_read(json, t, strlen(r->text), "token_ids", &ids, &e);
+		int same = rc == r->rc && ids.cnt == r->cnt &&
+			   !memcmp(ids.id ? ids.id : r->id, r->id, 4 * r->cnt);
+		struct kvp_json_val v;
+		ok(same, "ids of %s", r->text);
+		if (!same)
+			printf("# rc %d, %zu ids\n", rc, ids.cnt);
+		ok((rc == KVP_ERR_PROTO) == (e.code == KVP_ERR_PROTO) && (!e.code || e.text),
+			"its verdict agrees");
+		if (r->rest)
+			ok(kvp_json_get(ids.obj, "model", &v) == KVP_OK && kvp_json_str_is(v, r->rest),
+				"its other members can be read");
+		free(t);
+	}
+	kvp_json_ids_free(&ids);
+}
+
+/* Every length of number at every place of a word, and many of them. */
+static void test_many(void)
+{
+	struct kvp_json_ids ids = {.id = NULL};
+	size_t n = 20000, len = 0, wrong = 0;
+	char *t = malloc(n * 12 + 128);
+	uint64_t x = 1;
+	uint32_t *want = malloc(n * sizeof(*want));
+	len += (size_t)snprintf(t, 32, "{\"token_ids\":[");
+	for (size_t i = 0; i < n; i++) {
+		x = x * 6364136223846793005ull + 1442695040888963407ull;
+		want[i] = (uint32_t)(x >> 32) >> (x >> 27 & 31);
+		len += (size_t)snprintf(t + len, 16, "%s%u", i ? i % 3 ? "," : ", " : "", want[i]);
+	}
+	len += (size_t)snprintf(t + len, 64, "],\"n\":\"%s\"}", "after");
+	int rc = kvp_json_ids_read(json, t, len, "token_ids", &ids, NULL);
+	for (size_t i = 0; rc == KVP_OK && i < n; i++)
+		wrong += ids.id[i] != want[i];
+	ok(rc == KVP_OK && ids.cnt == n && !wrong, "%zu ids of every length are exact", n);
+	/* cut anywhere, it is an error and no access outside */
+	size_t bad = 0;
+	for (size_t cut = 1; cut < 400; cut++) {
+		char *c = slack(t, cut);
+		bad += kvp_json_ids_read(json, c, cut, "token_ids", &ids, NULL) != KVP_ERR_PROTO;
+		free(c);
+	}
+	is_u64(bad, 0, "a cut text is never accepted");
+	free(t);
+	free(want);
+	kvp_json_ids_free(&ids);
+}
+
+static void test_depth(void)
+{
+	struct kvp_json_ids ids = {.id = NULL};
+	char t[600];
+	for (int deep = 127; deep <= 128; deep++) {
+		size_t len = (size_t)snprintf(t, sizeof(t), "{\"token_ids\":[1],\"a\":");
+		memset(t + len, '[', (size_t)deep);
+		memset(t + len + deep, ']', (size_t)deep);
+		len += 2 * (size_t)deep;
+		t[len++] = '}';
+		memset(t + len, 0, KVP_JSON_SLACK_BYTES);
+		int rc = kvp_json_ids_read(json, t, len, "token_ids", &ids, NULL);
+		is_u64(-rc, deep == 127 ? -KVP_OK : -KVP_ERR_LIMIT, "%d arrays inside the object", deep);
+	}
+	kvp_json_ids_free(&ids);
+}
+
+static void test_span(void)
+{
+	static const struct {
+		const char *text, *key, *want; /* want NULL = not there */
+	} s[] = {{"{\"messages\":[{\"a\":1}],\"b\":2}", "messages", "[{\"a\":1}]"},
+		{" { \"b\" : 2 , \"messages\" :\n [ 1 , \"]\" ] \t, \"c\":3}", "messages", "[ 1 , \"]\" ]"},
+		{"{\"prompt\":\"a\\\"b\\\\\"}", "prompt", "\"a\\\"b\\\\\""},
+		{"{\"prompt\": 12.5e3 }", "prompt", "12.5e3"},
+		{"{\"prompt\":true,\"x\":1}", "prompt", "true"},
+		{"{\"prompt\":{\"prompt\":1}}", "prompt", "{\"prompt\":1}"},
+		{"{\"prompt\":1,\"prompt\":[2]}", "prompt", "[2]"},
+		{"{\"prompt\":1,\"prom\\u0070t\":[2],\"z\":0}", "prompt", "[2]"},
+		{"{\"a\":{\"prompt\":1},\"b\":[{\"prompt\":2}]}", "prompt", NULL},
+		{"{\"a\":\"{[\\\"\",\"prompt\":[[],{},\"}\"]}", "prompt", "[[],{},\"}\"]"},
+		{"{}", "prompt", NULL}, {"[1]", "prompt", NULL}};
+	for (size_t i = 0; i < sizeof(s) / sizeof(s[0]); i++) {
+		struct kvp_json_val root;
+		size_t off = 0, n = 0;
+		char got[64] = "";
+		kvp_json_parse(json, s[i].text, strlen(s[i].text), 128, &root, NULL);
+		int rc = kvp_json_span(s[i].text, strlen(s[i].text), root, s[i].key, &off, &n);
+		if (rc == KVP_OK && n < sizeof(got))
+			memcpy(got, s[i].text + off, n);
+		if (s[i].want)
+			is_str(got, s[i].want, "value of %s in %s", s[i].key, s[i].text);
+		else
+			ok(rc == KVP_ERR_NOTFOUND, "%s has no %s", s[i].text, s[i].key);
+	}
+}
+
+static void test_surrogate(void)
+{
+	static const struct {
+		const char *text;
+		int lone;
+	} s[] = {{"\"\\ud83d\\ude00\"", 0}, {"\"\\ud83d\"", 1}, {"\"\\ude00\"", 1}, {"\"\\ud83d\\n\"", 1},
+		{"\"\\\\ud83d\"", 0}, {"\"\\ud83d\\ud83d\\ude00\"", 1}, {"\"\\u0041\"", 0}, {"\"a\"", 0}};
+	for (size_t i = 0; i < sizeof(s) / sizeof(s[0]); i++)
+		is_u64(kvp_json_lone_surrogate(s[i].text, strlen(s[i].text)), s[i].lone, "%s", s[i].text);
+}
+
+int main(void)
+{
+	json = kvp_json_new();
+	test_rows();
+	test_many();
+	test_depth();
+	test_span();
+	test_surrogate();
+	kvp_json_free(json);
+	return done();
+}
