@@ -18,7 +18,7 @@
 #define IN_MAX (32u << 20)
 
 static struct kvp_loop *loop;
-static struct kvp_http_server *srv;
+__attribute__((unused)) static struct kvp_http_server *srv;
 static const char *be_name;
 static struct kvp_http_req *held[8]; /* requests to /hold, newest last */
 static uint32_t held_cnt, aborts, again_cnt, drain_cnt;
