@@ -26,7 +26,8 @@ static void on_answer(void *ctx, const struct kvp_tkz_answer *a)
 	g->end = a->end;
 	g->cnt = a->tokens.token_cnt;
 	g->took_ns = a->took_ns;
-	memcpy(g->id, a->tokens.token, 4 * (g->cnt < 4 ? g->cnt : 4));
+	if (g->cnt)
+		memcpy(g->id, a->tokens.token, 4 * (g->cnt < 4 ? g->cnt : 4));
 	snprintf(g->text, sizeof(g->text), "%s", a->text);
 	snprintf(g->detail, sizeof(g->detail), "%s", a->detail ? a->detail : "(null)");
 }

@@ -60,6 +60,8 @@ struct simtok {
 	uint64_t delay_ns;
 	int old_tokenize;    /* /tokenize knows no messages */
 	const char *no_path; /* 404 for this path */
+	char *ready;	     /* an answer that is always the same, made once (id_cnt, for benches) */
+	uint64_t ready_len;
 	/* seen */
 	uint64_t requests, accepted, gone;
 	char path[256], head[4096];
@@ -228,6 +230,8 @@ static void simtok_answer(struct simtok_conn *c, const char *body, uint64_t len)
 	} else if (sim->fault == SIMTOK_BODY || (sim->status && sim->status != 200)) {
 		const char *said = sim->body ? sim->body : "{\"error\":{\"message\":\"no\"}}";
 		simtok_build(c, sim->status ? sim->status : 200, said, strlen(said));
+	} else if (sim->ready) {
+		simtok_build(c, 200, sim->ready, sim->ready_len);
 	} else {
 		uint64_t n;
 		char *out = simtok_ids(sim, body, len, &n, simtok_ends(sim->path, "/v1/completions/render"));
@@ -331,6 +335,7 @@ __attribute__((unused)) static void simtok_close(struct simtok *sim)
 	simtok_drop_all(sim);
 	kvp_listener_close(&sim->ls, KVP_LISTENER_DROP);
 	free(sim->last);
-	sim->last = NULL;
+	free(sim->ready);
+	sim->last = sim->ready = NULL;
 }
 #endif

@@ -13,7 +13,7 @@
  * Who        the loop's thread.
  * Lifetime   open to close; close ends all calls without callbacks.
  * Crash      process-local.
- * Proved by  tests/t_tokenizer.c, tests/s_tokenizer.t
+ * Proved by  tests/t_tokenizer.c
  */
 #ifndef KVP_EXTPROC_TOKENIZER_H
 #define KVP_EXTPROC_TOKENIZER_H
