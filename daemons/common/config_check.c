@@ -77,6 +77,21 @@ static const char *check_url(const char *v)
 	return colon && port_at(colon + 1) < 1 ? "has a bad port" : NULL;
 }
 
+/* A service on this host may listen on a Unix socket, written as web servers write it. */
+static const char *check_service_url(const char *v)
+{
+	if (strncmp(v, "https://", 8) == 0)
+		return "this version speaks no TLS to the service: http:// only";
+	if (strncmp(v, "http://unix:/", 13) != 0)
+		return check_url(v);
+	const char *path = v + 12;
+	size_t n = strcspn(path, ":?#");
+	if (n < 2 || n > 107)
+		return "has no socket path of at most 107 bytes";
+	return path[n] == ':' && path[n + 1] != '/' ? "has something else than a path behind the socket"
+						    : NULL;
+}
+
 static const char *check_header(const char *v)
 {
 	for (const char *p = v; *p; p++)
@@ -220,6 +235,8 @@ const char *kvp_cfg_check(enum kvp_cfg_check check, const char *v)
 		return check_token_file(v);
 	case CHECK_URL:
 		return check_url(v);
+	case CHECK_SERVICE_URL:
+		return check_service_url(v);
 	case CHECK_HEADER:
 		return check_header(v);
 	case CHECK_LABEL:

@@ -353,6 +353,7 @@ static const char *str_range(enum kvp_cfg_check check)
 		[CHECK_FILE] = "a readable file",
 		[CHECK_TOKEN_FILE] = "a readable file of 1 to 4096 bytes",
 		[CHECK_URL] = "an http:// or https:// address with a host",
+		[CHECK_SERVICE_URL] = "an http:// address with a host, or http://unix:/path[:/base]",
 		[CHECK_HEADER] = "characters of a header name",
 		[CHECK_LABEL] = "a Kubernetes label key",
 		[CHECK_LABEL_LIST] = "Kubernetes label keys, comma-separated",
