@@ -33,13 +33,19 @@ struct kvp_resolve {
 	int list_fd, stop_fd; /* the other ends; -1 without a thread */
 	uint32_t cnt, next;
 	char text[KVP_RESOLVE_MAX][KVP_RESOLVE_TEXT];
+	uint64_t bad_until_ns[KVP_RESOLVE_MAX];
 };
 
 static int lookup(const char *host, struct message *m)
 {
 	struct addrinfo hint = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG}, *list = NULL;
 	memset(m, 0, sizeof(*m));
-	if (getaddrinfo(host, NULL, &hint, &list))
+	int rc = getaddrinfo(host, NULL, &hint, &list);
+	if (rc) { /* a host that has only its loopback is not said to have addresses */
+		hint.ai_flags = 0;
+		rc = getaddrinfo(host, NULL, &hint, &list);
+	}
+	if (rc)
 		return KVP_ERR_NOTFOUND;
 	for (struct addrinfo *a = list; a && m->cnt < KVP_RESOLVE_MAX; a = a->ai_next) {
 		struct kvp_addr seen;
@@ -80,6 +86,7 @@ static void on_list(void *ctx, int fd)
 	if (n != (ssize_t)sizeof(m) || m.cnt > KVP_RESOLVE_MAX)
 		return;
 	r->cnt = m.cnt;
+	memset(r->bad_until_ns, 0, sizeof(r->bad_until_ns));
 	for (uint32_t i = 0; i < m.cnt; i++) {
 		m.text[i][TEXT_MAX - 1] = 0;
 		memcpy(r->text[i], m.text[i], TEXT_MAX);
@@ -167,10 +174,27 @@ void kvp_resolve_close(struct kvp_resolve *r)
 	free(r);
 }
 
-const char *kvp_resolve_next(struct kvp_resolve *r)
+const char *kvp_resolve_next(struct kvp_resolve *r, uint64_t now_ns)
 {
 	if (!r->cnt)
 		return NULL;
+	for (uint32_t i = 0; i < r->cnt; i++) {
+		r->next = (r->next + 1) % r->cnt;
+		if (r->bad_until_ns[r->next] <= now_ns)
+			return r->text[r->next];
+	}
 	r->next = (r->next + 1) % r->cnt;
 	return r->text[r->next];
+}
+
+void kvp_resolve_bad(struct kvp_resolve *r, const char *address, uint64_t until_ns)
+{
+	for (uint32_t i = 0; i < r->cnt; i++)
+		if (!strcmp(r->text[i], address))
+			r->bad_until_ns[i] = until_ns;
+}
+
+uint32_t kvp_resolve_cnt(const struct kvp_resolve *r)
+{
+	return r->cnt;
 }

@@ -23,6 +23,10 @@ struct kvp_resolve;
  * too long), KVP_ERR_SYS. */
 int kvp_resolve_open(struct kvp_loop *l, const char *host, uint32_t refresh_ms, struct kvp_resolve **out);
 void kvp_resolve_close(struct kvp_resolve *r); /* NULL is fine */
-/* kvp_resolve_next: the addresses in turn, as kvp_http_call takes them; NULL while none is known. */
-const char *kvp_resolve_next(struct kvp_resolve *r);
+/* kvp_resolve_next: the addresses in turn, as kvp_http_call takes them; NULL while none is known. One that
+ * was reported with kvp_resolve_bad is passed over until until_ns, unless all are. kvp_resolve_cnt: how many
+ * are known. now_ns, until_ns: kvp_loop_now_ns clock. */
+const char *kvp_resolve_next(struct kvp_resolve *r, uint64_t now_ns);
+void kvp_resolve_bad(struct kvp_resolve *r, const char *address, uint64_t until_ns);
+uint32_t kvp_resolve_cnt(const struct kvp_resolve *r);
 #endif

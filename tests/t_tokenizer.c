@@ -1,6 +1,7 @@
 /* The tokenizer client over real sockets, on both loop back ends, against a service with every fault. */
 #include "daemons/extproc/tokenizer.c"
 #include "daemons/extproc/tokenizer_parts.c"
+#include "ipc/resolve.c"
 #include "tests/http_util.h"
 #include "tests/tokenizer_sim.h"
 
@@ -355,6 +356,30 @@ static void test_nobody(void)
 	ok(strstr(sim.head, "Host: localhost:"), "%s: which the service is told", be_name);
 }
 
+/* A name with two addresses, at one of which nobody listens. */
+static void test_addresses(void)
+{
+	struct got g;
+	struct kvp_tkz_stat st;
+	open_at(KVP_TOK_VLLM_RENDER, url_of(""));
+	snprintf(tkz->name->text[1], KVP_RESOLVE_TEXT, "127.0.0.2");
+	tkz->name->cnt = 2;
+	uint32_t fine = 0;
+	for (int i = 0; i < 6; i++) {
+		simtok_drop_all(&sim); /* each call needs a connection */
+		UNTIL(!kvp_http_client_stat(tkz->http)->idle);
+		fine += ask(KVP_TKZ_CHAT, &g) == KVP_TKZ_OK;
+	}
+	kvp_tkz_stat(tkz, &st);
+	is_u64(fine, 6, "%s: a dead address leaves its calls to the next", be_name);
+	is_u64(st.connects, 7, "%s: and is passed over for a while", be_name);
+	tkz->name->cnt = 1;
+	snprintf(tkz->name->text[0], KVP_RESOLVE_TEXT, "127.0.0.3");
+	simtok_drop_all(&sim);
+	UNTIL(!kvp_http_client_stat(tkz->http)->idle);
+	is_u64(ask(KVP_TKZ_CHAT, &g), KVP_TKZ_UNAVAILABLE, "%s: the only one has no next", be_name);
+}
+
 static void test_unix(void)
 {
 	struct got g;
@@ -564,6 +589,7 @@ int main(void)
 		test_stale();
 		test_breaker();
 		test_nobody();
+		test_addresses();
 		test_unix();
 		test_token();
 		test_probe();

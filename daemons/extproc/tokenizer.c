@@ -21,6 +21,8 @@
 #define REPROBE_BEATS 60
 #define BREAK_FIRST_NS 250000000ull
 #define BREAK_LAST_NS 8000000000ull
+#define BAD_ADDRESS_NS 5000000000ull
+#define CONN_MAX 65536 /* calls are limited by who makes them */
 
 struct buf {
 	char *p;
@@ -37,6 +39,11 @@ struct kvp_tkz_call {
 	void (*on_done)(void *ctx, const struct kvp_tkz_answer *a);
 	void *ctx;
 	uint64_t start_ns;
+	const char *path;
+	const void *body; /* the caller's */
+	uint64_t len;
+	char address[KVP_RESOLVE_TEXT]; /* that it is sent to */
+	uint32_t tried;			/* addresses that could not be connected to */
 	struct buf in;
 	int status;
 	uint8_t done;
@@ -322,13 +329,22 @@ static void on_body(void *ctx, struct kvp_http_call *h, const char *data, uint64
 	}
 }
 
+static int call_send(struct kvp_tkz_call *c);
+
 static void on_done(void *ctx, struct kvp_http_call *h, int status, int err)
 {
 	struct kvp_tkz_call *c = ctx;
+	struct kvp_tkz *t = c->t;
 	(void)h;
 	c->http = NULL;
 	if (status)
 		c->status = status;
+	if (err == KVP_ERR_SYS && !c->status) {
+		/* Nothing was sent: another address of the name may do. */
+		kvp_resolve_bad(t->name, c->address, now_ns(t) + BAD_ADDRESS_NS);
+		if (++c->tried < kvp_resolve_cnt(t->name) && call_send(c) == KVP_OK)
+			return;
+	}
 	finish(c, err);
 }
 
@@ -364,10 +380,10 @@ static void set_headers(struct kvp_tkz *t)
 		t->token.len ? "\r\n" : "");
 }
 
-static int post(struct kvp_tkz *t, const char *path, const void *body, uint64_t len,
+static int post(struct kvp_tkz *t, const char *path, const void *body, uint64_t len, uint64_t timeout_ns,
 	struct kvp_http_call_cfg *k, struct kvp_http_call **out)
 {
-	k->host = kvp_resolve_next(t->name);
+	k->host = kvp_resolve_next(t->name, now_ns(t));
 	if (!k->host)
 		return KVP_ERR_NOTFOUND;
 	k->port = t->url.port;
@@ -377,9 +393,23 @@ static int post(struct kvp_tkz *t, const char *path, const void *body, uint64_t 
 	k->headers = t->headers;
 	k->body = body;
 	k->len = len;
-	k->timeout_ns = t->cfg.timeout_ns;
+	k->timeout_ns = timeout_ns;
 	k->body_max_bytes = t->cfg.response_max_bytes;
 	return kvp_http_call(t->http, k, out);
+}
+
+/* One deadline for all addresses that are tried. */
+static int call_send(struct kvp_tkz_call *c)
+{
+	struct kvp_http_call_cfg k = {.on_head = on_head, .on_body = on_body, .on_done = on_done, .ctx = c};
+	struct kvp_tkz *t = c->t;
+	uint64_t spent_ns = c->tried ? kvp_clock_mono_ns() - c->start_ns : 0;
+	if (spent_ns >= t->cfg.timeout_ns)
+		return KVP_ERR_TIMEOUT;
+	int rc = post(t, c->path, c->body, c->len, t->cfg.timeout_ns - spent_ns, &k, &c->http);
+	if (k.host)
+		snprintf(c->address, sizeof(c->address), "%s", k.host);
+	return rc;
 }
 
 int kvp_tkz_start(struct kvp_tkz *t, enum kvp_tkz_what what, const void *body, uint64_t len,
@@ -393,6 +423,9 @@ int kvp_tkz_start(struct kvp_tkz *t, enum kvp_tkz_what what, const void *body, u
 	c->on_done = cb;
 	c->ctx = ctx;
 	c->start_ns = kvp_clock_mono_ns();
+	c->path = path;
+	c->body = body;
+	c->len = len;
 	c->next = t->call;
 	c->prev = &t->call;
 	if (c->next)
@@ -408,10 +441,8 @@ int kvp_tkz_start(struct kvp_tkz *t, enum kvp_tkz_what what, const void *body, u
 	} else if (gated && t->chat == PROBE_UNKNOWN) {
 		end_later(c, KVP_TKZ_UNAVAILABLE, "not known yet whether it takes chat requests");
 	} else {
-		struct kvp_http_call_cfg k = {
-			.on_head = on_head, .on_body = on_body, .on_done = on_done, .ctx = c};
 		buf_take(t, &c->in);
-		int rc = post(t, path, body, len, &k, &c->http);
+		int rc = call_send(c);
 		if (rc == KVP_ERR_NOTFOUND)
 			end_later(c, KVP_TKZ_UNAVAILABLE, "its name has no address");
 		else if (rc)
@@ -481,7 +512,7 @@ static void probe_start(struct kvp_tkz *t)
 	kvp_jw_end(&w);
 	kvp_jw_end(&w);
 	buf_take(t, &t->probe_in);
-	if (kvp_jw_done(&w) || post(t, t->chat_path, w.buf, w.len, &k, &t->probe))
+	if (kvp_jw_done(&w) || post(t, t->chat_path, w.buf, w.len, t->cfg.timeout_ns, &k, &t->probe))
 		buf_give(t, &t->probe_in);
 	kvp_jw_free(&w);
 }
@@ -532,7 +563,8 @@ static int protocol_set(struct kvp_tkz *t)
 int kvp_tkz_open(
 	struct kvp_loop *l, const struct kvp_tkz_cfg *cfg, struct kvp_tkz **out, char *err, size_t cap)
 {
-	struct kvp_http_client_cfg http = {.conn_max = cfg->conn_max, .idle_max = 128};
+	struct kvp_http_client_cfg http = {
+		.conn_max = cfg->conn_max ? cfg->conn_max : CONN_MAX, .idle_max = 512};
 	struct kvp_tkz *t = calloc(1, sizeof(*t));
 	if (!t)
 		return KVP_ERR_SYS;

@@ -8,7 +8,8 @@
  *            error's body, for logs only. While the breaker is open calls fail at once: it opens after
  *            KVP_TKZ_BREAK_AT calls in a row that failed to connect, broke or timed out, lets one call
  *            through after 250 ms (doubled up to 8 s each time that one fails), and closes when one answers.
- * Names      the host is looked up by a thread (ipc/resolve.h); several addresses are used in turn.
+ * Names      the host is looked up by a thread (ipc/resolve.h); several addresses are used in turn, and one
+ *            that can't be connected to leaves its call to the next and is passed over for five seconds.
  * Errors     typed, with the status and text for the client.
  * Who        the loop's thread.
  * Lifetime   open to close; close ends all calls without callbacks.
@@ -57,14 +58,14 @@ struct kvp_tkz_answer { /* pointers valid during the callback */
 	uint64_t parse_ns; /* of it: reading the answer's JSON */
 };
 
-struct kvp_tkz_cfg { /* strings are borrowed until close */
-	int32_t protocol;		/* enum kvp_config_tokenizer, one that has a service */
+struct kvp_tkz_cfg {		/* strings are borrowed until close */
+	int32_t protocol;	/* enum kvp_config_tokenizer, one that has a service */
 	const char *url;	/* http://host[:port][/base], or http://unix:/path[:/base] */
 	const char *token_file; /* "" = no Authorization header; read again when it changes */
 	const char *model;	/* for the probe of sglang-tokenize */
 	uint64_t timeout_ns;
 	uint64_t response_max_bytes;
-	uint32_t conn_max;		/* 0 = 1024 */
+	uint32_t conn_max;		/* 0 = as many as there are calls */
 	struct kvp_ctr_column_shm *ctr; /* NULL = not counted */
 };
 
@@ -75,7 +76,7 @@ int kvp_tkz_open(
 void kvp_tkz_close(struct kvp_tkz *t); /* NULL is fine; not from a callback */
 
 /* kvp_tkz_start begins a call; on_done comes exactly once, never from inside this call, unless it is
- * cancelled. body: len bytes, copied.
+ * cancelled. body: len bytes, to stay as they are until then.
  * return KVP_OK with *out; KVP_ERR_SYS: no memory, no callback will come.
  */
 int kvp_tkz_start(struct kvp_tkz *t, enum kvp_tkz_what what, const void *body, uint64_t len,
