@@ -382,7 +382,7 @@ static void test_prompts(void)
 	static char text[] = "{\"prompt\":[5,6,7],\"model\":\"ad\"}"
 			     "0123456789012345678901234567890123456789012345678901234567890123456789";
 	size_t len = 31;
-	struct kvp_ask a = {.mem = {NULL}}, b = {.mem = {NULL}};
+	struct kvp_ask a = {.mem = {NULL}}, b = {.mem = {NULL}}, c = {.mem = {NULL}};
 	struct kvp_prompt q;
 	open_as(KVP_TOK_VLLM_RENDER);
 	head(&a, ":path:" COMP);
@@ -392,6 +392,9 @@ static void test_prompts(void)
 		"its tokens");
 	head(&b, "x-tenant-id:ten");
 	body(&b, "{}");
+	head(&c, ":path:" COMP);
+	body(&c, "{\"prompt\":[9,9,9]}");
+	kvp_ask_reset(&c);
 	is_u64(kvp_ask_prompt(&p, &a, text, len, NULL, 16, &q), 0,
 		"again, after another request used the parser");
 	ok(q.token_cnt == 3 && q.token[0] == 5, "its tokens are the same");
