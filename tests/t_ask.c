@@ -415,6 +415,43 @@ static void test_prompts(void)
 	kvp_ask_reset(&b);
 }
 
+/* The first local hash of a completion of the token ids 0..7, blocks of 4. */
+static uint64_t first_hash(const char *members, uint64_t *second)
+{
+	struct kvp_ask a = {.mem = {NULL}};
+	struct kvp_prompt q;
+	struct kvp_hasher h;
+	uint64_t local[2] = {0, 0};
+	char *t = calloc(1, 256 + KVP_JSON_SLACK_BYTES);
+	snprintf(t, 256, "{\"prompt\":[0,1,2,3,4,5,6,7]%s}", members);
+	head(&a, ":path:" COMP);
+	if (!kvp_ask_body(&p, &a, t, strlen(t)) && !kvp_ask_prompt(&p, &a, t, strlen(t), NULL, 4, &q)) {
+		kvp_hasher_init(&h, q.token, q.token_cnt, 4, KVP_HASH_WINDOW_PLAIN,
+			kvp_hash_seed(q.lora.ptr, q.lora.len, q.salt.ptr, q.salt.len));
+		kvp_hasher_local(&h, 0, 2, local);
+	}
+	kvp_ask_reset(&a);
+	free(t);
+	if (second)
+		*second = local[1];
+	return local[0];
+}
+
+static void test_r14(void)
+{
+	uint64_t second, plain, a, b, salted;
+	open_as(KVP_TOK_VLLM_RENDER);
+	plain = first_hash(",\"model\":\"m\"", NULL);
+	a = first_hash(",\"model\":\"a\"", NULL);
+	b = first_hash(",\"model\":\"b\"", NULL);
+	salted = first_hash(",\"model\":\"m\",\"cache_salt\":\"tenant-a\"", &second);
+	ok(plain && plain != a && plain != b && plain != salted && a != b && a != salted && b != salted,
+		"R14: plain, two adapters and a salt have four hashes");
+	ok(salted == 17009624042690211646u && second == 10000672136415158886u,
+		"R14: those of the hashing specification");
+	ok(first_hash(",\"model\":\"tenant-a\"", NULL) != salted, "R14: an adapter is no salt of that name");
+}
+
 static void test_text_blocks(void)
 {
 	/* value: 2 brackets and 39 bytes = 41 bytes, blocks of 4 * 4 */
@@ -526,6 +563,7 @@ int main(void)
 	test_sources(KVP_TOK_TEXT, blocks, sizeof(blocks) / sizeof(blocks[0]));
 	test_model();
 	test_prompts();
+	test_r14();
 	test_text_blocks();
 	test_media();
 	test_salted();

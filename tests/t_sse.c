@@ -48,7 +48,7 @@ static void test_stream(void)
 			kvp_usage_end(&u, &h) != KVP_OK || memcmp(&h, &g, sizeof(h)) != 0 || u.event_cnt != 2;
 		kvp_usage_close(&u);
 	}
-	is_u64(wrong, 0, "the same for a cut at each of %zu places", len - 1);
+	is_u64(wrong, 0, "R15: the same for a cut at each of %zu places", len - 1);
 	is_u64(whole(KVP_USAGE_SSE, text, 1, &g, &events), KVP_OK, "and byte by byte");
 	is_u64(events, 2, "with as many events");
 }
