@@ -255,6 +255,8 @@ int kvp_json_ids_read(struct kvp_json *p, const char *text, size_t len, const ch
 	const char *name;
 	size_t name_len, key_len = strlen(key);
 	err = err ? err : &own;
+	if (out->cap > KVP_JSON_IDS_KEEP || out->rest_cap > KVP_JSON_IDS_KEEP)
+		kvp_json_ids_free(out);
 	out->obj = (struct kvp_json_val){NULL, 0};
 	out->cnt = 0;
 	take(&w, '[');

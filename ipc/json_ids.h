@@ -19,7 +19,9 @@
 
 #include "ipc/json_in.h"
 
-struct kvp_json_ids { /* memory grows, never shrinks; zero it at first */
+#define KVP_JSON_IDS_KEEP (1u << 21) /* room for more ids is given back at the next read */
+
+struct kvp_json_ids { /* zero it at first */
 	uint32_t *id;
 	size_t cnt, cap;
 	struct kvp_json_val

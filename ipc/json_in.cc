@@ -49,6 +49,19 @@ extern "C" void kvp_json_free(struct kvp_json *p)
 	delete p;
 }
 
+extern "C" void kvp_json_trim(struct kvp_json *p, size_t most)
+{
+	if (p->parser.capacity() > most) {
+		p->parser = simdjson::dom::parser();
+		p->depth = 0;
+	}
+	if (p->copy_cap > most + most / 2 + KVP_JSON_SLACK_BYTES) {
+		std::free(p->copy);
+		p->copy = nullptr;
+		p->copy_cap = 0;
+	}
+}
+
 /* The text in our own buffer, zeroes behind it. */
 static const uint8_t *copy_in(struct kvp_json *p, const void *text, size_t len)
 {

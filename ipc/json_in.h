@@ -61,6 +61,10 @@ struct kvp_json_err {
 struct kvp_json *kvp_json_new(void);
 void kvp_json_free(struct kvp_json *p);
 
+/* kvp_json_trim voids all values and gives the memory of p back, if that has grown for a text of more than
+ * most bytes. */
+void kvp_json_trim(struct kvp_json *p, size_t most);
+
 /* kvp_json_parse_slack parses a text into p; *root is the outermost value (any type).
  *
  * text, len  the bytes; len 0 is a syntax error. Not changed; not referenced after the call.

@@ -140,6 +140,29 @@ static void test_many(void)
 	kvp_json_ids_free(&ids);
 }
 
+/* Memory for a very long text does not stay. */
+static void test_trim(void)
+{
+	struct kvp_json_ids ids = {.id = NULL};
+	size_t len = 9u << 20;
+	char *t = malloc(len + KVP_JSON_SLACK_BYTES);
+	memset(t, ' ', len + KVP_JSON_SLACK_BYTES);
+	memcpy(t, "{\"token_ids\":[1,2]", 18);
+	t[len - 1] = '}';
+	ok(kvp_json_ids_read(json, t, len, "token_ids", &ids, NULL) == KVP_OK && ids.cnt == 2,
+		"a text of 9 MiB");
+	ok(ids.cap > KVP_JSON_IDS_KEEP, "takes room for as many ids as it could hold");
+	kvp_json_trim(json, 1 << 20);
+	kvp_json_trim(json, 1 << 20);
+	static const char text[] =
+		"{\"token_ids\":[1,2,3]}                                                                  ";
+	ok(kvp_json_ids_read(json, text, 21, "token_ids", &ids, NULL) == KVP_OK && ids.cnt == 3,
+		"after it a short one");
+	ok(ids.cap < 100, "takes little");
+	free(t);
+	kvp_json_ids_free(&ids);
+}
+
 static void test_depth(void)
 {
 	struct kvp_json_ids ids = {.id = NULL};
@@ -203,6 +226,7 @@ int main(void)
 	json = kvp_json_new();
 	test_rows();
 	test_many();
+	test_trim();
 	test_depth();
 	test_span();
 	test_surrogate();

@@ -11,6 +11,7 @@
 #include "ipc/json_out.h"
 
 #define REQUEST_ID_MAX 256
+#define KEEP_BYTES (4u << 20) /* memory for longer bodies is given back at the next request */
 #define DEFAULT_PREFIX "x-dynamo-meta-"
 
 __attribute__((format(printf, 3, 4))) static int fail(struct kvp_ask *a, int status, const char *fmt, ...)
@@ -559,6 +560,7 @@ int kvp_ask_body(struct kvp_ask_parser *p, struct kvp_ask *a, const char *body, 
 	struct kvp_json_err err = {KVP_OK, NULL};
 	a->body_bytes = len;
 	p->ids_of = NULL;
+	kvp_json_trim(p->json, KEEP_BYTES);
 	if (!len && (!needs || a->may_lack_body == KVP_YES)) {
 		a->source = KVP_ASK_NO_BODY;
 		return namespace_of(&w);

@@ -2,7 +2,7 @@
  * kvpick/selection.h.
  *
  * Shape      struct kvp_ask: one a stream, filled from the headers first, from the body when it is complete.
- *            struct kvp_ask_parser: a JSON parser and scratch arrays that only grow, one an io thread.
+ *            struct kvp_ask_parser: a JSON parser and scratch arrays that grow, one an io thread.
  * Truth      the client's bytes; the body is never changed by these functions.
  * Order      kvp_ask_head, then (its 431 first) kvp_ask_body, then the tokenizer if the source says so, then
  *            kvp_ask_prompt and kvp_ask_select directly before the selection.

@@ -151,6 +151,7 @@ static enum kvp_tkz_end read_ids(struct kvp_tkz *t, struct buf *in, struct kvp_t
 		return KVP_TKZ_INVALID;
 	}
 	memset(in->p + in->len, 0, KVP_JSON_SLACK_BYTES);
+	kvp_json_trim(t->json, SPARE_BYTES_MAX);
 	int rc = kvp_json_ids_read(t->json, in->p, in->len, t->member, &t->ids, &err);
 	if (rc) {
 		a->detail = err.code		     ? err.text
