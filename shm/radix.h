@@ -231,8 +231,9 @@ int kvp_radix_remove_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_t
  * kvp_radix_clear_tier, further down, what it holds in one. Cost: one look at every run. */
 int kvp_radix_clear(struct kvp_radix_w *w, uint32_t slot);
 /* kvp_radix_clear_some does it in steps of budget looks (50 to 100 ns each): KVP_ERR_AGAIN until nothing is
- * left, KVP_OK then. From the first step on no lookup that begins finds the slot. Nothing must be stored for
- * it meanwhile; one slot at a time makes progress. A successor ends what was begun. */
+ * left, KVP_OK then; a run that goes costs as much as several. From the first step on no lookup that begins
+ * finds the slot. Nothing must be stored for it meanwhile; one slot at a time makes progress. A successor
+ * ends what was begun. */
 int kvp_radix_clear_some(struct kvp_radix_w *w, uint32_t slot, uint32_t budget);
 int kvp_radix_clear_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tier tier);
 /* kvp_radix_w_tend does upkeep that no operation should wait for: a run that is the only child of its parent

@@ -605,6 +605,8 @@ int kvp_radix_remove_tier(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_t
 
 /* ---- clear ---- */
 
+#define CLEAR_LOOKS 8u /* what dropping a run costs, in looks */
+
 static uint64_t held_by(const struct kvp_radix_w *w, uint32_t first, uint32_t end)
 {
 	uint64_t n = 0;
@@ -613,10 +615,10 @@ static uint64_t held_by(const struct kvp_radix_w *w, uint32_t first, uint32_t en
 	return n;
 }
 
-/* Everything of holders first, first + slot_max, ... below end in one run. */
-static void clear_run(struct kvp_radix_w *w, uint32_t rid, uint32_t first, uint32_t end)
+/* Everything of holders first, first + slot_max, ... below end in one run; what that cost, in looks. */
+static uint32_t clear_run(struct kvp_radix_w *w, uint32_t rid, uint32_t first, uint32_t end)
 {
-	uint32_t any = 0;
+	uint32_t cost = 1;
 	for (uint32_t x = first; x < end; x += w->geo.slot_max) {
 		const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, rid);
 		if (!w->slot[x].blocks ||
@@ -624,10 +626,11 @@ static void clear_run(struct kvp_radix_w *w, uint32_t rid, uint32_t first, uint3
 						: !kvp_radix_cover_get(w, h, x) && !w->run[rid].hole))
 			continue;
 		kvp_radix_drop_all(w, rid, x);
-		any = 1;
+		cost += CLEAR_LOOKS;
 	}
-	if (any)
+	if (cost > 1)
 		kvp_radix_reap(w, rid);
+	return cost;
 }
 
 /* Goes on with a pass over all runs, budget of them. A run that was split meanwhile may leave something
@@ -637,12 +640,13 @@ static int clear_pass(struct kvp_radix_w *w, uint32_t first, uint32_t end, uint3
 	if (w->clear_slot != first || w->clear_at > w->priv->rid_bump)
 		w->clear_at = 1;
 	w->clear_slot = first;
-	for (; w->clear_at <= w->priv->rid_bump && budget && held_by(w, first, end); budget--) {
-		uint32_t rid = w->clear_at++;
+	while (w->clear_at <= w->priv->rid_bump && budget && held_by(w, first, end)) {
+		uint32_t rid = w->clear_at++, cost = 1;
 		if (rid + 8 <= w->priv->rid_bump && w->run[rid + 8].live)
 			__builtin_prefetch(kvp_radix_hdr_of(w, rid + 8));
 		if (w->run[rid].live)
-			clear_run(w, rid, first, end);
+			cost = clear_run(w, rid, first, end);
+		budget -= cost < budget ? cost : budget;
 	}
 	if (held_by(w, first, end))
 		return 0;
