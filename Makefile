@@ -9,7 +9,7 @@ JOBS ?= 2
 WARN := -Wall -Wextra -Wshadow -Wcast-align -Wvla -Werror
 CWARN := $(WARN) -Wstrict-prototypes -Wmissing-prototypes
 BASE := -g -fno-omit-frame-pointer -fstack-protector-strong -ffp-contract=off -D_GNU_SOURCE -fPIC \
-	-Iinclude -I. -MMD -MP -pthread
+	-Iinclude -I. -I$(B)/gen -MMD -MP -pthread
 ARCH := $(if $(filter x86_64,$(shell uname -m)),-mcx16 -march=x86-64-v2)
 
 OPT_release := -O2
@@ -30,7 +30,8 @@ endif
 CFLAGS = -std=c11 $(CWARN) $(BASE) $(ARCH) $(OPT)
 CXXFLAGS = -std=c++17 $(WARN) $(BASE) $(ARCH) $(OPT)
 LDFLAGS = -pthread $(filter -fsanitize% --coverage,$(OPT)) -Wl,--as-needed
-LIBS := -luring -lzmq -lmsgpackc -lsimdjson -lhttp_parser -lxxhash -lyaml -lstdc++ -lm
+LIBS := -luring -lzmq -lmsgpackc -lsimdjson -lhttp_parser -lxxhash -lyaml -lgrpc -lgpr -lprotobuf-c -lssl \
+	-lcrypto -lstdc++ -lm
 
 # Libraries, lowest first. libkvpick is what other programs embed: shm plus the selection flow.
 SHM_SRC := $(wildcard shm/*.c)
@@ -92,7 +93,16 @@ $(B)/%.cc.o: %.cc
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -c -o $@ $<
 $(LIB_A): $(call obj,$(SHM_SRC) $(SELECT_SRC))
-$(IPC_A): $(call obj,$(IPC_SRC))
+# Messages of protobuf: ipc/x.proto -> $(B)/gen/ipc/x.pb-c.[ch].
+PROTO_SRC := $(wildcard ipc/*.proto)
+PROTO_C := $(PROTO_SRC:%.proto=$(B)/gen/%.pb-c.c)
+$(PROTO_C): $(B)/gen/%.pb-c.c: %.proto
+	@mkdir -p $(B)/gen
+	protoc-c --c_out=$(B)/gen $<
+$(PROTO_C:.c=.o): %.o: %.c
+	$(CC) $(CFLAGS) -Wno-missing-braces -c -o $@ $<
+$(call obj,$(wildcard ipc/extproc_*.c) ipc/grpc_health.c): | $(PROTO_C)
+$(IPC_A): $(call obj,$(IPC_SRC)) $(PROTO_C:.c=.o)
 $(COMMON_A): $(call obj,$(COMMON_SRC))
 $(BENCH_A): $(call obj,$(BENCH_LIB_SRC))
 $(POINT_A): $(patsubst %,$(B)/points/%.o,shm/point.c $(shell grep -lw KVP_POINT $(SHM_SRC)))
@@ -112,6 +122,8 @@ $(B)/tests/fuzz/f_%: $(B)/tests/fuzz/f_%.c.o $(LINK)
 $(B)/tests/t_sim_%: $(B)/tests/t_sim_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/t_load_%: $(B)/tests/t_load_%.c.o $(BENCH_A) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/tests/t_grpc_%: $(B)/tests/t_grpc_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
@@ -133,7 +145,7 @@ test: deps
 	KVP_BUILD_DIR=$(B) $(PROVE) -j$(JOBS) --exec '' $(TESTS) $(SCRIPTS)
 check: test
 # Every recorded conversation of the Selection API, with 1 and with 3 HTTP processes, and every vector; what is
-# skipped is shown with the reason. About four minutes.
+# skipped is shown with the reason. About ten minutes.
 vectors: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_LONG=1 HTTPD_PROCESSES=1,3 KVP_BUILD_DIR=$(B) $(PROVE) -v -j$(JOBS) --exec '' \
