@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Three httpd processes, 64 callers, more load than the workers take: a rank is given requests only up to its
 admission threshold; what processes that decide at the same moment may add is one request each. Half of the callers ask
-for one certain rank. Loads, read all the while, never pass
-that bound, and drain to zero."""
+for one certain rank. Loads, read all the while, never pass that bound, and drain to zero."""
 import http.client
 import json
 import os
