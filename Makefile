@@ -145,7 +145,7 @@ test: deps
 	KVP_BUILD_DIR=$(B) $(PROVE) -j$(JOBS) --exec '' $(TESTS) $(SCRIPTS)
 check: test
 # Every recorded conversation of the Selection API, with 1 and with 3 HTTP processes, and every vector; what is
-# skipped is shown with the reason. About ten minutes.
+# skipped is shown with the reason. About four minutes.
 vectors: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_LONG=1 HTTPD_PROCESSES=1,3 KVP_BUILD_DIR=$(B) $(PROVE) -v -j$(JOBS) --exec '' \
