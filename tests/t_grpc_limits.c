@@ -91,7 +91,7 @@ static void oversized(void)
 	stop(&f);
 }
 
-/* 8 MB towards a client that does not read: it stays in the queue of its stream, and the server stops taking
+/* 64 MB towards a client that does not read: it stays in the queue of its stream, and the server stops taking
  * more from that client, while another stream is served. */
 static void no_reader(void)
 {
@@ -101,7 +101,7 @@ static void no_reader(void)
 	client(&f, port, NULL, 2);
 	fix_begin(&f, &lazy, fix_method[0]);
 	kvp_gc_read_hold(lazy.call);
-	fix_say(&lazy, "b 8000000");
+	fix_say(&lazy, "b 64000000");
 	for (int i = 0; i < 200; i++)
 		fix_say(&lazy, "hold");
 	FIX_UNTIL(&f, fix_stat(&f).read_paused > 0 && f.messages > 0);
@@ -116,8 +116,8 @@ static void no_reader(void)
 	FIX_UNTIL(&f, other.messages);
 	is_u64(other.messages, 1, "another stream goes on");
 	kvp_gc_read_go(lazy.call);
-	FIX_UNTIL(&f, lazy.bytes == 8000000 && f.messages == 202);
-	is_u64(lazy.bytes, 8000000, "all arrives when the peer reads again");
+	FIX_UNTIL(&f, lazy.bytes == 64000000 && f.messages == 202);
+	is_u64(lazy.bytes, 64000000, "all arrives when the peer reads again");
 	is_u64(f.messages, 202, "and its own messages are taken");
 	kvp_gc_cancel(lazy.call);
 	FIX_UNTIL(&f, lazy.status >= 0);
