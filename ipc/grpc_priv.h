@@ -92,7 +92,7 @@ struct kvp_grpc_stream {
 struct kvp_grpc_counts { /* any thread, relaxed */
 	uint64_t streams, conns, conn_accepted, conn_refused, stream_opened, stream_refused, stream_unknown,
 		stream_finished, stream_cancelled, msg_received, msg_sent, bytes_received, bytes_sent,
-		msg_compressed, read_paused, log_lines, handshakes, cert_renewed;
+		msg_compressed, read_paused, log_lines, listeners_lost, handshakes, cert_renewed;
 };
 
 struct kvp_grpc {

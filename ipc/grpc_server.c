@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@ static void core_log(gpr_log_func_args *a)
 	if (g && a->severity >= GPR_LOG_SEVERITY_ERROR) {
 		uint64_t now = (uint64_t)time(NULL);
 		kvp_grpc_count(&g->n.log_lines, 1);
+		kvp_grpc_count(&g->n.listeners_lost, strncmp(a->message, "Failed accept", 13) == 0);
 		if (g->log_second != now)
 			g->log_in_second = 0;
 		g->log_second = now;
@@ -48,6 +50,7 @@ static void log_to(struct kvp_grpc *g)
 
 static void take_defaults(struct kvp_grpc_cfg *c)
 {
+	struct rlimit files;
 	if (!c->message_max_bytes)
 		c->message_max_bytes = 4u << 20;
 	if (!c->stream_max)
@@ -56,6 +59,9 @@ static void take_defaults(struct kvp_grpc_cfg *c)
 		c->conn_stream_max = 4096;
 	if (!c->conn_max)
 		c->conn_max = 1024;
+	/* Two for each connection, and as many again for those that are being refused. */
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && c->conn_max > files.rlim_cur / 3)
+		c->conn_max = (uint32_t)(files.rlim_cur / 3) + 1;
 	if (!c->handshake_ms)
 		c->handshake_ms = 10000;
 	if (!c->keepalive_ms)
@@ -300,6 +306,8 @@ void kvp_grpc_stat(const struct kvp_grpc *g, struct kvp_grpc_stat *out)
 	const struct kvp_grpc_counts *n = &g->n;
 	kvp_grpc_conn_reap((struct kvp_grpc *)(uintptr_t)g);
 	*out = (struct kvp_grpc_stat){
+		.conn_max = g->cfg.conn_max,
+		.listeners_lost = kvp_ld_rlx_u64(&n->listeners_lost),
 		.conns = kvp_ld_rlx_u64(&n->conns),
 		.streams = kvp_ld_rlx_u64(&n->streams),
 		.conn_accepted = kvp_ld_rlx_u64(&n->conn_accepted),

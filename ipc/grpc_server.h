@@ -18,6 +18,9 @@
  *            RESOURCE_EXHAUSTED. Connections: conn_max; one over it is closed at once (only with the core
  *            that kvp_grpc_caps_connections knows). TLS handshakes: handshake_ms. Memory of the
  *            core's buffers: memory_bytes. All refusals are counted.
+ * Files      a connection takes two descriptors. When a process has none left the core gives its listener up
+ *            for good (listeners_lost): raise RLIMIT_NOFILE before kvp_grpc_new, which lowers conn_max to a
+ *            third of it, and leave the process (exit code 75) when listeners_lost is not 0.
  * Lifetime   new, listen, start, ..., drain, delete. Not usable across fork; a child process execs first.
  * Crash      process-local: the kernel closes the connections, the peers see their streams fail. A Unix
  *            socket's file stays and is replaced by the next listener on its path.
@@ -76,6 +79,8 @@ struct kvp_grpc_listen {
 };
 
 struct kvp_grpc_stat {				/* since new; conns and streams are gauges */
+	uint64_t conn_max;			/* in effect */
+	uint64_t listeners_lost;		/* see Files above */
 	uint64_t conns, streams;		/* open now */
 	uint64_t conn_accepted, conn_refused;	/* refused: over conn_max */
 	uint64_t stream_opened, stream_refused; /* refused: over stream_max */

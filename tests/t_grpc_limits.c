@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <openssl/ssl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -389,6 +390,38 @@ static void two_processes(void)
 	}
 }
 
+/* Out of descriptors: the limit of connections follows theirs, and a listener that the core gave up is
+ * counted. */
+static void no_files(void)
+{
+	struct fix f;
+	struct rlimit before, few;
+	int fd[60], top = 0, made = 0;
+	getrlimit(RLIMIT_NOFILE, &before);
+	few = before;
+	few.rlim_cur = 300;
+	setrlimit(RLIMIT_NOFILE, &few);
+	uint16_t port = serve(&f, &(struct kvp_grpc_cfg){0}, KVP_GRPC_PLAINTEXT);
+	is_u64(fix_stat(&f).conn_max, 101, "300 descriptors are enough for 101 connections");
+	for (int i = 0; i < 60; i++) {
+		fd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		top = fd[i] > top ? fd[i] : top;
+	}
+	few.rlim_cur = (rlim_t)top + 8;
+	setrlimit(RLIMIT_NOFILE, &few);
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port)};
+	a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	for (int i = 0; i < 60; i++)
+		made += connect(fd[i], (struct sockaddr *)&a, sizeof(a)) == 0;
+	is_u64(made, 60, "60 connections wait for 8 descriptors");
+	FIX_UNTIL(&f, fix_stat(&f).listeners_lost);
+	is_u64(fix_stat(&f).listeners_lost, 1, "a listener that is lost for want of descriptors is counted");
+	for (int i = 0; i < 60; i++)
+		close(fd[i]);
+	setrlimit(RLIMIT_NOFILE, &before);
+	kvp_grpc_delete(f.g);
+}
+
 int main(void)
 {
 	if (TAP_IS_TSAN)
@@ -405,6 +438,7 @@ int main(void)
 	slow_and_broken(KVP_GRPC_PLAINTEXT, "tcp");
 	slow_and_broken(KVP_GRPC_TLS, "tls");
 	certificates();
+	no_files();
 	kvp_tls_free(&cert);
 	kvp_tls_free(&second);
 	return done();
