@@ -24,6 +24,7 @@
 #include "shm/peers.h"
 #include "shm/pending.h"
 #include "shm/queue.h"
+#include "shm/quota.h"
 #include "shm/radix.h"
 #include "shm/resv.h"
 #include "shm/slot.h"
@@ -76,6 +77,7 @@ struct kvp_region { /* process-local */
 	struct kvp_affinity affinity;
 	struct kvp_hits hits;
 	struct kvp_peers peers;
+	struct kvp_quota quota;
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.

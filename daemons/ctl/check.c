@@ -51,6 +51,11 @@ static uint64_t check_queue(struct kvp_region *r)
 	return kvp_queue_check(&r->queue);
 }
 
+static uint64_t check_quota(struct kvp_region *r)
+{
+	return kvp_quota_check(&r->quota);
+}
+
 static uint64_t check_affinity(struct kvp_region *r)
 {
 	return kvp_affinity_check(&r->affinity);
@@ -77,6 +82,7 @@ static const struct {
 	{"affinity", check_affinity},
 	{"peers", check_peers},
 	{"predicted", check_predicted},
+	{"quota", check_quota},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

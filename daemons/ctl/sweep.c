@@ -56,16 +56,18 @@ int ctl_sweep(int argc, char **argv)
 	uint32_t cells = kvp_cmd_sweep_owner(&r->cmd, dead);
 	uint32_t records = kvp_errlog_sweep_owner(&r->errlog, dead);
 	uint32_t kept = kvp_pending_sweep_owner(&r->pending, dead);
+	uint32_t share = kvp_quota_sweep_owner(&r->quota, dead);
 	uint32_t sessions = kvp_affinity_sweep_owner(&r->affinity, dead), waiter;
 	uint32_t peers = kvp_peers_sweep_owner(&r->peers, dead);
 	while (kvp_affinity_waiting(&r->affinity, &waiter))
 		kvp_slot_wake(boot.slots, waiter);
 	KVP_LOG_I("sweep.done",
 		"slot=%u rc=%d claims=%u finished=%u undone=%u freed=%u kept=%u ranks=%u chunks=%u "
-		"commands=%u errors=%u selections=%u waiting=%u put_back=%u sessions=%u peers=%u",
+		"commands=%u errors=%u selections=%u waiting=%u put_back=%u sessions=%u peers=%u "
+		"quota=%u",
 		slot, rc, res.claim_cnt, res.finish_cnt, res.undo_cnt, res.free_cnt, res.kept_cnt,
 		res.rank_cnt, res.chunk_cnt, cells, records, kept, waiting.freed_cnt, waiting.back_cnt,
-		sessions, peers);
+		sessions, peers, share);
 	if (rc) {
 		kvp_boot_error(&boot, rc, "ctl.sweep", __LINE__,
 			"the bookings of a dead process could not be swept");
