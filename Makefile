@@ -47,12 +47,17 @@ LINK := $(COMMON_A) $(IPC_A) $(LIB_A)
 # Simulated engines and load generator share their models with each other and with their tests.
 BENCH_A := $(B)/libkvp-bench.a
 BENCH_LIB_SRC := $(filter-out %/main.c,$(wildcard bench/sim/*.c bench/load/*.c))
+# The Endpoint Picker's parts, which tests link one by one.
+EXTPROC_A := $(B)/libkvp-extproc.a
+EXTPROC_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/extproc/*.c))
 
 # One binary a folder: folder -> program name.
-PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpickctl $(B)/kvpick-sim $(B)/kvpick-load
+PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpick-extproc $(B)/kvpickctl $(B)/kvpick-sim \
+	$(B)/kvpick-load
 src_kvpick := daemons/supervisor
 src_kvpick-indexer := daemons/indexer
 src_kvpick-httpd := daemons/httpd
+src_kvpick-extproc := daemons/extproc
 src_kvpickctl := daemons/ctl
 src_kvpick-sim := bench/sim
 src_kvpick-load := bench/load
@@ -105,8 +110,9 @@ $(call obj,$(wildcard ipc/extproc_*.c) ipc/grpc_health.c): | $(PROTO_C)
 $(IPC_A): $(call obj,$(IPC_SRC)) $(PROTO_C:.c=.o)
 $(COMMON_A): $(call obj,$(COMMON_SRC))
 $(BENCH_A): $(call obj,$(BENCH_LIB_SRC))
+$(EXTPROC_A): $(call obj,$(EXTPROC_LIB_SRC))
 $(POINT_A): $(patsubst %,$(B)/points/%.o,shm/point.c $(shell grep -lw KVP_POINT $(SHM_SRC)))
-$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(POINT_A):
+$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(EXTPROC_A) $(POINT_A):
 	@mkdir -p $(@D)
 	@rm -f $@
 	ar rcs $@ $^
@@ -123,6 +129,8 @@ $(B)/tests/t_sim_%: $(B)/tests/t_sim_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/t_load_%: $(B)/tests/t_load_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/tests/helpers/h_envoy: $(B)/tests/helpers/h_envoy.c.o $(BENCH_A) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/t_grpc_%: $(B)/tests/t_grpc_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
@@ -130,9 +138,9 @@ $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 # The example of embedding gets what `make install` installs, and nothing else.
 $(B)/tests/t_embed: $(B)/tests/t_embed.c.o $(LIB_A)
 	$(CC) $(LDFLAGS) -o $@ $^ -lxxhash -lm
-$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(LINK)
+$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(EXTPROC_A) $(LINK)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(LINK) $(LIBS)
+	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(EXTPROC_A) $(LINK) $(LIBS)
 $(POINT_TESTS): $(POINT_A)
 $(POINT_TESTS:=.c.o): CFLAGS += -DKVP_TEST_POINTS
 
