@@ -1,0 +1,159 @@
+/* Where requests may go: endpoints of the catalogue, subset hints, ports of ranks. */
+#include "daemons/extproc/pool.h"
+#include "tests/tap.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define S(text) KVP_EXTPROC_STR(text)
+
+static struct kvp_geom geom = {.slot_max = 8,
+	.rank_max = 64,
+	.index_rank_max = 64,
+	.resv_max = 64,
+	.block_max = 10000,
+	.active_block_max = 1024,
+	.queued_max = 16,
+	.part_max = 4,
+	.region_gen = 7,
+	.salt = {1, 2}};
+
+static void put(struct kvp_cat_writer *w, uint64_t id, const char *endpoint, const char *model,
+	enum kvp_lifecycle life, uint32_t ranks)
+{
+	static struct kvp_cat_worker_info info;
+	uint32_t idx;
+	memset(&info, 0, sizeof(info));
+	info.worker_id = id;
+	info.lifecycle = life;
+	info.size = ranks;
+	info.endpoint_len = (uint32_t)snprintf(info.endpoint, sizeof(info.endpoint), "%s", endpoint);
+	info.model_len = (uint32_t)snprintf(info.model, sizeof(info.model), "%s", model);
+	info.group_len = (uint32_t)snprintf(info.group, sizeof(info.group), "default");
+	if (kvp_cat_w_worker_slot(w, id, &idx) || kvp_cat_w_worker_put(w, idx, &info, "{}", 2))
+		exit(1);
+}
+
+static void drop(struct kvp_cat_writer *w, uint64_t id)
+{
+	uint32_t idx;
+	if (kvp_cat_worker_find(&w->cat, id, &idx) || kvp_cat_w_worker_drop(w, idx))
+		exit(1);
+}
+
+/* allowed gives the ids that a hint leaves as text; "all" without a list. */
+static const char *allowed(struct kvp_pool *p, const struct kvp_extproc_str *e, uint32_t cnt)
+{
+	static char text[200];
+	const uint64_t *ids;
+	uint32_t n;
+	size_t len = 0;
+	if (kvp_pool_allow(p, e ? KVP_EXTPROC_HINT_PRESENT : KVP_EXTPROC_HINT_ABSENT, e, cnt, &ids, &n))
+		return "error";
+	if (!ids)
+		return "all";
+	text[0] = 0;
+	for (uint32_t i = 0; i < n; i++)
+		len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%d", i ? "," : "", (int)ids[i]);
+	return text;
+}
+
+static void hints(struct kvp_pool *p)
+{
+	static const struct {
+		struct kvp_extproc_str e[2];
+		const char *want;
+	} row[] = {
+		{{S("10.0.0.1:8000"), S("-")}, "1"},
+		{{S("10.0.0.1"), S("-")}, "1,5"},
+		{{S("10.0.0.1:9999"), S("-")}, ""},
+		{{S("fd00::2"), S("-")}, "2"},
+		{{S("[fd00::2]"), S("-")}, "2"},
+		{{S("[fd00:0:0::2]:8000"), S("-")}, "2"},
+		{{S("[fd00::2]:8001"), S("-")}, ""},
+		{{S("10.0.0.3:8000"), S("10.0.0.1:8001")}, "3,5"},
+		{{S("10.0.0.3"), S("10.0.0.3:8000")}, "3"},
+		{{S("Engine-Four:80"), S("-")}, "4"},
+		{{S("engine-four"), S("-")}, "4"},
+		{{S("10.0.0.99"), S("10.0.0.1:")}, ""},
+		{{S("[10.0.0.1]:8000"), S(":8000")}, ""},
+		{{S("fd00::2:8000"), S("10.0.0.1:80000")}, ""},
+		{{S("10.0.0.1:0"), S("10.0.0.1:8 0")}, ""},
+	};
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+		is_str(allowed(p, row[i].e, 2), row[i].want, "hint %.*s, %.*s", (int)row[i].e[0].len,
+			row[i].e[0].p, (int)row[i].e[1].len, row[i].e[1].p);
+	is_str(allowed(p, row[0].e, 0), "", "an empty hint leaves nobody");
+	is_str(allowed(p, NULL, 0), "all", "no hint: everybody");
+}
+
+static void ports(struct kvp_pool *p)
+{
+	const struct kvp_pool_member *m = kvp_pool_worker(p, 3);
+	char to[KVP_POOL_TEXT];
+	uint32_t rank = 99;
+	ok(kvp_pool_destination(m, 3, KVP_POOL_ONE_PORT, to, sizeof(to)) && strcmp(to, "10.0.0.3:8000") == 0,
+		"all ranks behind one port");
+	ok(kvp_pool_destination(m, 3, KVP_POOL_RANK_PORTS, to, sizeof(to)) &&
+			strcmp(to, "10.0.0.3:8003") == 0,
+		"a port for each rank");
+	ok(kvp_pool_at(p, (struct kvp_extproc_str)S("10.0.0.3:8002"), KVP_POOL_RANK_PORTS, &rank) == m &&
+			rank == 2,
+		"and back");
+	ok(!kvp_pool_at(p, (struct kvp_extproc_str)S("10.0.0.3:8002"), KVP_POOL_ONE_PORT, &rank),
+		"which is nobody's without");
+	ok(!kvp_pool_at(p, (struct kvp_extproc_str)S("10.0.0.3:8004"), KVP_POOL_RANK_PORTS, &rank),
+		"a port beyond the ranks is nobody's");
+	ok(!kvp_pool_destination(m, 60000, KVP_POOL_RANK_PORTS, to, sizeof(to)), "no port above 65535");
+	m = kvp_pool_worker(p, 2);
+	ok(kvp_pool_destination(m, 0, KVP_POOL_ONE_PORT, to, sizeof(to)) && strcmp(to, "[fd00::2]:8000") == 0,
+		"IPv6 keeps its brackets");
+	ok(!kvp_pool_destination(m, 0, KVP_POOL_ONE_PORT, to, 10), "too little room is told");
+}
+
+int main(void)
+{
+	uint64_t bytes = kvp_catalogue_footprint(&geom);
+	void *mem =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	struct kvp_cat cat;
+	struct kvp_cat_writer w;
+	struct kvp_pool p;
+	if (mem == MAP_FAILED || kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, &cat) ||
+		kvp_cat_w_open(&cat, &w))
+		return 1;
+	kvp_pool_open(&p, &cat, (struct kvp_str){"m", 1}, (struct kvp_str){"default", 7});
+	ok(kvp_pool_refresh(&p) == KVP_OK && p.cnt == 0, "an empty catalogue is an empty pool");
+	ok(!kvp_pool_any(&p, NULL, 0) && !kvp_pool_worker(&p, 1), "with nobody in it");
+	put(&w, 4, "http://Engine-Four:80/", "m", KVP_LIFE_SCHEDULABLE, 1);
+	put(&w, 3, "10.0.0.3:8000", "m", KVP_LIFE_SCHEDULABLE, 4);
+	put(&w, 2, "http://[fd00::2]:8000/v1?x=1", "m", KVP_LIFE_SCHEDULABLE, 1);
+	put(&w, 1, "http://10.0.0.1:8000", "m", KVP_LIFE_SCHEDULABLE, 1);
+	put(&w, 5, "https://10.0.0.1:8001", "m", KVP_LIFE_SCHEDULABLE, 1);
+	put(&w, 6, "http://10.0.0.6:8000", "other", KVP_LIFE_SCHEDULABLE, 1);
+	put(&w, 7, "http://10.0.0.7:8000", "m", KVP_LIFE_DRAINING, 1);
+	ok(kvp_pool_refresh(&p) == KVP_OK && p.cnt == 5 && !p.unusable, "schedulable workers of the model");
+	hints(&p);
+	ports(&p);
+	uint32_t seen = 0;
+	const uint64_t two[] = {1, 5};
+	for (int i = 0; i < 10; i++)
+		seen |= 1u << kvp_pool_any(&p, NULL, 0)->worker_id;
+	is_u64(seen, 0x3e, "everybody has a turn");
+	seen = 0;
+	for (int i = 0; i < 4; i++)
+		seen |= 1u << kvp_pool_any(&p, two, 2)->worker_id;
+	is_u64(seen, 1u << 1 | 1u << 5, "of those allowed, too");
+	ok(!kvp_pool_any(&p, two, 0), "nobody is allowed, nobody is given");
+	put(&w, 8, "http://10.0.0.8", "m", KVP_LIFE_SCHEDULABLE, 1);
+	put(&w, 9, "http://fd00::9:8000", "m", KVP_LIFE_SCHEDULABLE, 1);
+	put(&w, 10, "grpc://", "m", KVP_LIFE_SCHEDULABLE, 1);
+	drop(&w, 1);
+	ok(kvp_pool_refresh(&p) == KVP_OK && p.cnt == 4 && p.unusable == 3,
+		"no port, no brackets, nothing at all");
+	is_str(allowed(&p, NULL, 0), "2,3,4,5", "then selections are told whom they may choose");
+	ok(!kvp_pool_worker(&p, 1) && kvp_pool_worker(&p, 5), "a worker that left is gone");
+	kvp_pool_close(&p);
+	kvp_cat_w_close(&w);
+	return done();
+}
