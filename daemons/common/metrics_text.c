@@ -127,8 +127,7 @@ static void write_published(struct kvp_text *t, const struct kvp_region *r)
 		kvp_ctr_sum(&r->counters, KVP_CTR_RADIX_DUPLICATE));
 }
 
-/* label_value escapes what the text format wants escaped. */
-static void label_value(const char *in, char *out, size_t cap)
+void kvp_text_label(const char *in, char *out, size_t cap)
 {
 	size_t n = 0;
 	for (; *in && n + 3 < cap; in++) {
@@ -145,7 +144,7 @@ static void write_settings(struct kvp_text *t, const struct kvp_config *cfg)
 	int id = 0, at;
 	kvp_text_add(t, "# HELP kvpick_setting_info effective settings\n# TYPE kvpick_setting_info gauge\n");
 	while ((at = kvp_config_value_next(cfg, &id)) >= 0) {
-		label_value(kvp_config_value(cfg, (enum kvp_config_id)at, value, sizeof(value)), escaped,
+		kvp_text_label(kvp_config_value(cfg, (enum kvp_config_id)at, value, sizeof(value)), escaped,
 			sizeof(escaped));
 		kvp_text_add(t, "kvpick_setting_info{name=\"%s\",value=\"%s\"} 1\n",
 			kvp_config_name((enum kvp_config_id)at), escaped);
@@ -160,5 +159,7 @@ void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r, const str
 		write_hist(t, r, (enum kvp_hist)i);
 	write_published(t, r);
 	write_node(t, r);
+	if (cfg->eff.epp_on)
+		kvp_metrics_epp(t, r, cfg);
 	write_settings(t, cfg);
 }

@@ -6,7 +6,7 @@
  * Truth      counter columns and catalogue; read without lock, so two families may stem from two instants.
  * Names      kvpick_<daemon>_<object>_<event>, `_total` for counters; published names where they exist.
  * Crash      reads only.
- * Proved by  tests/s_selection.t
+ * Proved by  tests/s_selection.t, tests/s_extproc.t
  */
 #ifndef KVP_METRICS_TEXT_H
 #define KVP_METRICS_TEXT_H
@@ -23,5 +23,10 @@ struct kvp_text {
 void kvp_text_add(struct kvp_text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void kvp_text_free(struct kvp_text *t);
 
+/* kvp_text_label escapes what the text format wants escaped in a label's value; cut at cap. */
+void kvp_text_label(const char *in, char *out, size_t cap);
+
+/* kvp_metrics_epp appends the Endpoint Picker's families under their published names. */
+void kvp_metrics_epp(struct kvp_text *t, const struct kvp_region *r, const struct kvp_config *cfg);
 void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r, const struct kvp_config *cfg);
 #endif

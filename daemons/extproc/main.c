@@ -1,0 +1,182 @@
+#include "daemons/extproc/extproc.h"
+#include "daemons/common/log.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define TOUCH_BYTES (1u << 20)	       /* a beat */
+#define TOUCH_FIRST_BYTES (256u << 20) /* before it serves */
+
+static void on_wake(void *ctx, int fd)
+{
+	struct kvp_epp *x = ctx;
+	(void)fd;
+	kvp_slot_awake(x->boot.slots);
+	kvp_epp_retry(x);
+	kvp_epp_poll(x);
+}
+
+/* before_sleep: the turn of a waiting request must not be missed between the last look and the wait. */
+static int before_sleep(void *ctx)
+{
+	struct kvp_epp *x = ctx;
+	if (!x->parked && !x->queued_cnt)
+		return 0;
+	kvp_slot_sleep(x->boot.slots);
+	return kvp_epp_retry(x) | kvp_epp_poll(x);
+}
+
+static void on_signal(void *ctx, int fd)
+{
+	struct kvp_epp *x = ctx;
+	struct signalfd_siginfo si;
+	if (read(fd, &si, sizeof(si)) != (ssize_t)sizeof(si) || x->draining)
+		return;
+	x->draining = 1;
+	kvp_boot_control(&x->boot, KVP_CTL_DRAIN);
+	kvp_grpc_drain(x->grpc);
+	kvp_epp_server_beat(x);
+}
+
+static void on_beat(void *ctx, struct kvp_timer *t)
+{
+	struct kvp_epp *x = ctx;
+	struct kvp_loop_stat st;
+	uint64_t now_ns = kvp_loop_now_ns(x->loop);
+	kvp_slot_beat(x->boot.slots, x->boot.slot, now_ns / 1000000);
+	kvp_loop_stat_take(x->loop, &st);
+	kvp_ctr_max(x->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
+	kvp_epp_server_beat(x);
+	kvp_epp_free_again(x);
+	kvp_epp_poll(x);
+	kvp_select_report(x->selection);
+	kvp_radix_touch(&x->boot.region->radix, &x->touch, TOUCH_BYTES);
+	kvp_timer_set(x->loop, t, now_ns + x->boot.config->slot_beat_ms * 1000000, on_beat, x);
+}
+
+static int open_signals(struct kvp_epp *x)
+{
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	/* Before any thread is made: they all inherit the mask. */
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	x->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (x->signal_fd < 0)
+		return KVP_ERR_SYS;
+	return kvp_loop_watch_fd(x->loop, &x->signals, x->signal_fd, on_signal, x);
+}
+
+static int open_selection(struct kvp_epp *x)
+{
+	const struct kvp_config *cfg = x->boot.config;
+	struct kvp_select_settings set;
+	struct kvp_policy_err why;
+	kvp_select_from_config(&set, cfg);
+	set.owner_kind = KVP_BOOK_FOR_PROCESS;
+	if (kvp_policy_from_config(&x->policy, cfg, &why)) {
+		KVP_LOG_E("extproc.policy", "file=%s error=%s", cfg->policy_config, why.text);
+		return KVP_ERR_INVAL;
+	}
+	set.policy = &x->policy;
+	x->selection = kvp_select_open(x->boot.region, x->boot.owner, x->boot.ctr, &set);
+	kvp_pool_open(&x->pool, &x->boot.region->cat,
+		(struct kvp_str){cfg->model_name, strlen(cfg->model_name)},
+		(struct kvp_str){KVP_EPP_GROUP, strlen(KVP_EPP_GROUP)});
+	x->ports = cfg->epp_dp_routing == KVP_DP_PORT ? KVP_POOL_RANK_PORTS : KVP_POOL_ONE_PORT;
+	x->stream_cfg = (struct kvp_stream_cfg){.body_max = cfg->epp_max_body_bytes,
+		.assumed_mode =
+			cfg->epp_assume_body_mode ? KVP_EXTPROC_BODY_BUFFERED : KVP_EXTPROC_BODY_FULL_DUPLEX,
+		.response_none = cfg->epp_response_body_none,
+		.strips_dp_rank = cfg->epp_dp_routing != KVP_DP_NONE,
+		.retry_after_s = cfg->epp_shed_retry_after_secs};
+	return x->selection ? KVP_OK : KVP_ERR_SYS;
+}
+
+static int open_tokenizer(struct kvp_epp *x)
+{
+	const struct kvp_config *cfg = x->boot.config;
+	char err[256] = "";
+	struct kvp_ask_cfg a = {
+		cfg->model_name, cfg->metadata_header, (enum kvp_config_tokenizer)cfg->tokenizer_protocol};
+	int rc = kvp_ask_open(&x->parser, &a);
+	if (rc || cfg->tokenizer_protocol == KVP_TOK_TEXT || cfg->tokenizer_protocol == KVP_CONFIG_NO_WORD)
+		return rc;
+	struct kvp_tkz_cfg t = {.protocol = (enum kvp_config_tokenizer)cfg->tokenizer_protocol,
+		.url = cfg->tokenizer_url,
+		.token_file = cfg->tokenizer_token_file,
+		.model = cfg->model_name,
+		.timeout_ns = cfg->tokenization_timeout_ms * 1000000,
+		.response_max_bytes = cfg->tokenizer_max_response_bytes,
+		.ctr = x->boot.ctr};
+	rc = kvp_tkz_open(x->loop, &t, &x->tkz, err, sizeof(err));
+	if (rc)
+		KVP_LOG_E("extproc.tokenizer", "reason=%s", err);
+	return rc;
+}
+
+/* Two legs under one request are not built: to book one and say nothing would be wrong accounting. */
+static int check_topology(const struct kvp_epp *x)
+{
+	if (!x->boot.config->eff.disaggregated)
+		return KVP_OK;
+	KVP_LOG_E("extproc.topology", "reason=%s", "this version routes to aggregated workers only");
+	return KVP_ERR_INVAL;
+}
+
+static int open_all(struct kvp_epp *x)
+{
+	int rc = check_topology(x);
+	rc = rc ? rc : kvp_loop_open(&x->loop, 0);
+	rc = rc ? rc : open_signals(x);
+	rc = rc ? rc : open_selection(x);
+	rc = rc ? rc : open_tokenizer(x);
+	x->usage_json = kvp_json_new();
+	rc = rc || x->usage_json ? rc : KVP_ERR_SYS;
+	rc = rc ? rc : kvp_loop_watch_fd(x->loop, &x->wake, x->boot.wake_fd, on_wake, x);
+	if (rc)
+		return rc;
+	kvp_loop_before_sleep(x->loop, before_sleep, x);
+	kvp_radix_touch(&x->boot.region->radix, &x->touch, TOUCH_FIRST_BYTES);
+	return kvp_epp_server_open(x);
+}
+
+static void close_all(struct kvp_epp *x)
+{
+	kvp_epp_server_close(x);
+	kvp_epp_free_again(x);
+	kvp_tkz_close(x->tkz);
+	kvp_ask_close(&x->parser);
+	kvp_selection_close(x->selection);
+	kvp_policy_drop(&x->policy);
+	kvp_pool_close(&x->pool);
+	kvp_json_free(x->usage_json);
+	kvp_loop_close(x->loop);
+}
+
+int main(int argc, char **argv)
+{
+	static struct kvp_epp x;
+	int rc = kvp_boot_child(argc, argv, KVP_ROLE_EXTPROC, &x.boot);
+	if (rc)
+		return kvp_boot_exit(rc);
+	kvp_config_log_setup(x.boot.config, "extproc", (int)x.boot.instance);
+	rc = open_all(&x);
+	if (rc) {
+		KVP_LOG_E("extproc.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));
+		return rc == KVP_ERR_INVAL || errno == EADDRINUSE || errno == EADDRNOTAVAIL ? KVP_EXIT_CONFIG
+											    : KVP_EXIT_AGAIN;
+	}
+	on_beat(&x, &x.beat);
+	kvp_boot_control(&x.boot, KVP_CTL_RUN);
+	KVP_LOG_I("extproc.run", "model=%s", x.boot.config->model_name);
+	rc = kvp_loop_run(x.loop);
+	close_all(&x);
+	return rc ? KVP_EXIT_AGAIN : KVP_EXIT_OK;
+}
