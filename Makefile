@@ -82,7 +82,7 @@ ifeq ($(BUILD),tsan)
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http soak lint run deps install clean help
+.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http bench-extproc soak lint run deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -176,6 +176,10 @@ bench bench-scale: deps
 bench-http: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/bench/b_api
 	KVP_BUILD_DIR=$(B) bench/bars_http.py --raw $(BENCH_ARGS)
+# The Endpoint Picker behind a played Envoy: streams a second, time to the answer, processor time.
+bench-extproc: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/tests/helpers/h_envoy
+	KVP_BUILD_DIR=$(B) bench/bars_extproc.py $(BENCH_ARGS)
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC)) tests/s_torture.t
 # Every one-line breakage of the list, in every build that one asks for (about ten minutes).
@@ -204,6 +208,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | test | vectors | long | lint | bench | bench-scale | bench-http | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | test | vectors | long | lint | bench | bench-scale | bench-http | bench-extproc | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
