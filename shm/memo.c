@@ -215,13 +215,12 @@ int kvp_memo_delete(void *mem)
 uint64_t kvp_memo_check(const struct kvp_memo *m)
 {
 	struct kvp_memo copy = *m;
-	uint64_t faults = 0, live = 0, *seen = calloc(m->node_max / 64 + 1, 8);
+	uint64_t faults = 0, *seen = calloc(m->node_max / 64 + 1, 8);
 	copy.live_cnt = calloc(m->rank_max, sizeof(*copy.live_cnt));
 	for (uint32_t b = 0; seen && copy.live_cnt && b < m->bucket_max; b++)
 		if (walk(&copy, b, seen) && ++faults <= 10)
 			fprintf(stderr, "memo check: bucket %u leads astray\n", b);
 	for (uint32_t i = 0; !faults && copy.live_cnt && i < m->rank_max; i++) {
-		live += copy.live_cnt[i];
 		if (copy.live_cnt[i] != m->live_cnt[i] && ++faults <= 10)
 			fprintf(stderr, "memo check: rank slot %u counts %u notes, has %u\n", i,
 				m->live_cnt[i], copy.live_cnt[i]);
