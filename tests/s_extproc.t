@@ -608,6 +608,53 @@ def unix_and_drain(renderer):
             x.close()
 
 
+def ranks_and_sessions(renderer):
+    """The rank that is booked is the rank that is told; a session's first requests all land together."""
+    for routing in ("header", "port"):
+        env = {"KVPICK_EPP_DP_ROUTING": routing, "KVPICK_EPP_DATA_PARALLEL_SIZE": "2",
+               "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": "60", "DYN_ROUTER_USE_KV_EVENTS": "false"}
+        with Epp(renderer, env=env) as node:
+            for i in (1, 2):
+                node.call("POST", "/workers", worker(i, model_name=MODEL, data_parallel_size=2))
+            tap.ok(wait_for(lambda: schedulable(node) == 2), f"{routing}: two workers of two ranks")
+            envoys = [node.envoy() for _ in range(8)]
+            seen = set()
+            for n in range(8):
+                client = [("X-Data-Parallel-Rank", "77")]
+                s, head, _ = routed(envoys[0], COMPLETIONS + client, prompt(60 + n, 4))
+                (w, rank), = [(r["worker_id"], r["dp_rank"]) for part in node.call("GET", "/loads")[1]
+                              for r in part["loads"] if r["active_requests"]]
+                want = (f"10.0.0.{w}:8000", str(rank)) if routing == "header" else (f"10.0.0.{w}:{8000 + rank}", None)
+                told = (head.destination, head.set.get("x-data-parallel-rank"))
+                removed = "x-data-parallel-rank" in head.removed
+                tap.ok(told == want and removed == (routing == "port"), f"{routing}: the booked rank is told",
+                       (told, want))
+                seen.add((w, rank))
+                if routing == "port" and n == 0:
+                    other = f"10.0.0.{w}:{8001 - rank}"
+                    s.send(headers(RESPONSE_HEADERS, SSE, more=metadata(SERVED, other)))
+                    s.reply()
+                    tap.ok(wait_for(lambda: [r["dp_rank"] for part in node.call("GET", "/loads")[1]
+                                             for r in part["loads"] if r["active_requests"]] == [1 - rank]),
+                           "port: a response of the worker's other rank moves the booking there")
+                respond(s)
+                s.half_close()
+                s.reply()
+            for turn in range(3):
+                session = [("x-session-id", f"s{turn}")]
+                many_at_once = [e.stream(headers(REQUEST_HEADERS, COMPLETIONS + session, config=FULL),
+                                         body(REQUEST_BODY, prompt(70 + 10 * turn + n, 4), True))
+                                for n, e in enumerate(envoys)]
+                got = {(h.destination, h.set.get("x-data-parallel-rank")) for h in (s.reply() for s in many_at_once)}
+                tap.same(len(got), 1, f"{routing}: eight first requests of a session over both processes land together")
+                for s in many_at_once:
+                    s.reset()
+            idle(node, routing)
+            for e in envoys:
+                e.close()
+            tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
+
+
 def without_tokenizer(renderer):
     """Text blocks: the index learns from the bookings themselves."""
     env = {"DYN_EPP_TOKENIZER_PROTOCOL": "text-blocks", "DYN_EPP_TOKENIZER_SERVICE_URL": "",
@@ -694,7 +741,8 @@ def main():
         envoy.close()
         tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
         tap.same(node.stop(), 0, "the node stops with exit code 0")
-    for test in (ceiling, waiting_turns, unix_and_drain, without_tokenizer, tls):
+    for test in (ceiling, waiting_turns, unix_and_drain, ranks_and_sessions, without_tokenizer,
+                 tls):
         test(renderer)
     return tap.done()
 
