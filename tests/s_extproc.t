@@ -734,7 +734,8 @@ def main():
                 "model_name": MODEL, "token_ids": tokens(i, 8)})[1].get("workers", [])) for i in (1, 2)))
         envoy = node.envoy()
         wait_for(lambda: envoy.health("readiness") == b"\x08\x01")
-        for test in (cached_prefix, prefill_and_end, resets, modes, refusals, large, served_elsewhere, exchange, many, metrics):
+        for test in (cached_prefix, prefill_and_end, resets, modes, refusals, large, served_elsewhere, exchange, many,
+                     metrics):
             test(node, envoy)
         kill(node, renderer)
         killed_under_load(node, envoy)
