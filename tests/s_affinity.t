@@ -69,9 +69,14 @@ def leases(tap, node):
 
 def killed(tap, node):
     first = book(node, "k1", "kept")[1]["worker_id"]
-    for pid in node.children()["kvpick-httpd"]:
+    dying = set(node.children()["kvpick-httpd"])
+    for pid in dying:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: node.healthy() and len(node.children().get("kvpick-httpd", [])) == 3)
+
+    def back():
+        now = set(node.children().get("kvpick-httpd", []))
+        return len(now) == 3 and not now & dying and node.healthy()
+    wait_for(back)
     for n in range(3):
         book(node, f"kb{n}", "", pinned_worker={"worker_id": first, "dp_rank": 0})
     tap.same(wait_for(lambda: node.healthy() and looked_at(node, "kept") == first), True,
