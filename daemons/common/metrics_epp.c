@@ -98,6 +98,8 @@ static void labelled(struct kvp_text *t, const struct kvp_region *r, const char 
 			"operation=\"request_complete\",result=\"error\"", KVP_CTR_EPP_FREE_BAD},
 		{"dynamo_epp_router_rejections_total", "picks that the selection refused",
 			"reason=\"overloaded\"", KVP_CTR_EPP_BUSY},
+		{"dynamo_epp_router_rejections_total", NULL, "reason=\"queue_rejected\"",
+			KVP_CTR_EPP_QUEUE_FULL},
 		{"dynamo_epp_router_rejections_total", NULL, "reason=\"deadline_exceeded\"",
 			KVP_CTR_EPP_DEADLINE},
 		{"dynamo_epp_router_rejections_total", NULL, "reason=\"unavailable\"",

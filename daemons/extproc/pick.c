@@ -105,6 +105,7 @@ static const char *code_of(enum kvp_ctr why, int status)
 		       : status == 504 ? "tokenizer_timeout"
 				       : "tokenizer_upstream_error";
 	case KVP_CTR_EPP_BUSY:
+	case KVP_CTR_EPP_QUEUE_FULL:
 	case KVP_CTR_EPP_DEADLINE:
 		return "overloaded";
 	default:
@@ -167,7 +168,7 @@ static void adopt(struct kvp_job *j, const struct kvp_select_answer *got)
 	uint32_t len = (uint32_t)got->selection_id.len;
 	if (len >= KVP_EPP_ID_MAX - 4) {
 		kvp_selection_free(x->selection, got->selection_id);
-		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "internal error");
+		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "internal routing error");
 		return;
 	}
 	memcpy(j->id, got->selection_id.ptr, len);
@@ -203,6 +204,16 @@ static void adopt(struct kvp_job *j, const struct kvp_select_answer *got)
 	done(j, &a);
 }
 
+/* refuse_busy: a class that may not wait at all is shed; one that may has filled its queue. */
+static void refuse_busy(struct kvp_job *j)
+{
+	const struct kvp_select_refusal *r = kvp_selection_refusal(j->x->selection);
+	if (r && r->limit)
+		refuse(j, KVP_CTR_EPP_QUEUE_FULL, 429, "router queue limit reached");
+	else
+		refuse(j, KVP_CTR_EPP_BUSY, 429, "all eligible workers are overloaded");
+}
+
 /* settle turns the answer of the selection into the stream's. */
 static void settle(struct kvp_job *j, int status, const struct kvp_select_answer *got)
 {
@@ -221,13 +232,13 @@ static void settle(struct kvp_job *j, int status, const struct kvp_select_answer
 		refuse(j, KVP_CTR_EPP_CONFLICT, 409, "reservation conflict");
 		break;
 	case 429:
-		refuse(j, KVP_CTR_EPP_BUSY, 429, "all eligible workers are busy");
+		refuse_busy(j);
 		break;
 	case 503:
 		refuse(j, KVP_CTR_EPP_NO_ENDPOINT, 503, no_endpoints);
 		break;
 	default:
-		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "internal error");
+		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "internal routing error");
 		break;
 	}
 }
