@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """kv_hint of booked selections over a real node: who is a source, whose names it gives, and what happens to the
-answer when the indexer does not help."""
+answer when the indexer does not help; of those that waited their turn, too."""
 import json
 import os
 import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 from engine import Engine, stored, tokens
 from node import Node, Tap, wait_for
+from waiter import waiting
 
 tap = Tap()
 BIG = 18446744073709551000
@@ -104,6 +106,62 @@ def without_indexer(node, e):
     gives(node, 2, 6, 5, "tcp://one:1", names(6, 5), "and then it goes on")
 
 
+def waits(node, target, first, blocks, meanwhile=lambda: None, path="/select_and_reserve"):
+    """A selection that waits for its rank until meanwhile() is done: its name, its hint, seconds until it came."""
+    name, holder = f"s{next(ids)}", f"s{next(ids)}"
+    pin = {"pinned_worker": {"worker_id": target, "dp_rank": 0}}
+    node.call("POST", "/select_and_reserve", dict(selection_id=holder, token_ids=tokens(50, 4), **pin))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(node.call, "POST", path, dict(selection_id=name, token_ids=tokens(first, blocks), **pin))
+        waited = wait_for(lambda: waiting(node) == 1)
+        meanwhile()
+        start = time.monotonic()
+        node.call("DELETE", f"/reservations/{holder}")
+        status, a = call.result()
+    if status != 200 or not waited:
+        raise RuntimeError(f"{waited} {status} {a}")
+    node.call("DELETE", f"/reservations/{name}")
+    return name, a.get("kv_hint"), time.monotonic() - start
+
+
+def holds(node, first, blocks, worker):
+    """Waits until the index says so of a prompt's blocks."""
+    def look():
+        rows = node.call("POST", "/overlap_scores", {"token_ids": tokens(first, blocks)})[1]["workers"]
+        return [r["device_blocks"] for r in rows if r["worker_id"] == worker] == [blocks]
+    if not wait_for(look):
+        raise RuntimeError(f"worker {worker} does not hold {blocks} blocks of {first}")
+
+
+def after_waiting(node, e):
+    name, got, _ = waits(node, 2, 1, 10)
+    tap.same(got, hint(name, "tcp://one:1", names(1, 6)), "one that waited its turn gets a hint, too")
+
+    def more():
+        e[1].send(1, stored(1, 6, 8))
+        holds(node, 1, 8, 1)
+    name, got, _ = waits(node, 2, 1, 10, more)
+    tap.same(got, hint(name, "tcp://one:1", names(1, 8)), "of what the source holds when it is answered")
+    tap.same(waits(node, 1, 1, 10)[1], None, "not the worker that holds most")
+    tap.same(waits(node, 2, 7, 5)[1], None, "nor where nobody holds anything")
+    tap.same(waits(node, 3, 1, 10)[1], None, "nor a worker without a type")
+    tap.same(waits(node, 2, 1, 10, path="/select")[1], None, "nor one that books nothing")
+
+    def same():
+        e[2].send(0, stored(1, 0, 8))
+        holds(node, 1, 8, 2)
+    tap.same(waits(node, 2, 1, 10, same)[1], None, "nor a worker that has come to hold as much meanwhile")
+    e[1].send(2, stored(5, 0, 4))
+    holds(node, 5, 4, 1)
+    indexer = node.children()["kvpick-indexer"][0]
+    _, got, seconds = waits(node, 2, 5, 4, lambda: os.kill(indexer, signal.SIGSTOP))
+    tap.same(got, None, "an indexer that does not answer: it comes without a hint")
+    tap.ok(seconds < 5, "soon", seconds)
+    os.kill(indexer, signal.SIGCONT)
+    tap.ok(wait_for(lambda: waits(node, 2, 5, 4)[1]), "and then it goes on")
+    tap.ok(wait_for(lambda: waiting(node) == 0), "nobody waits at the end")
+
+
 with Node() as one:
     engines = {i: Engine(replay=False) for i in range(1, 6)}
     members = {1: {"router_hint_worker_type": "t", "router_hint_source_control_endpoints": {"0": "tcp://one:1"}},
@@ -120,4 +178,14 @@ with Node() as one:
     for engine in engines.values():
         engine.close()
     tap.same(one.ctl("check")[0], 0, "kvpickctl check finds no fault")
+with Node("--httpd-processes", "2", env={"DYN_ROUTER_QUEUE_THRESHOLD": "0"}) as two:
+    engines = {i: Engine(replay=False) for i in range(1, 4)}
+    for i in engines:
+        engines[i].register(two, i, max_num_batched_tokens=512, **members[i])
+    engines[1].send(0, stored(1, 0, 6))
+    holds(two, 1, 6, 1)
+    after_waiting(two, engines)
+    for engine in engines.values():
+        engine.close()
+    tap.same(two.ctl("check")[0], 0, "kvpickctl check finds no fault")
 sys.exit(tap.done())

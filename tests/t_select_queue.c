@@ -231,6 +231,55 @@ static void test_tiers(struct kvp_selection *a, struct kvp_selection *eager)
 	leave_clean("tiers");
 }
 
+static int submit_at(
+	struct kvp_selection *s, const char *id, uint32_t tokens, uint64_t worker_id, uint64_t *ticket)
+{
+	struct kvp_select_request q = request(id, tokens);
+	struct kvp_select_answer a;
+	q.has_pinned = KVP_YES;
+	q.pinned_worker_id = worker_id;
+	return kvp_selection_submit(s, &q, KVP_SELECT_AND_RESERVE, &a, ticket);
+}
+
+/* Where the chosen worker could fetch blocks from: who holds them when the answer is collected. */
+static void test_source(struct kvp_selection *a)
+{
+	struct kvp_select_answer ans;
+	uint64_t local[8], ext[8], t[3];
+	struct kvp_hasher h;
+	kvp_hasher_init(&h, tok, 32, 4, KVP_HASH_WINDOW_PLAIN, kvp_hash_seed(NULL, 0, NULL, 0));
+	kvp_hasher_local(&h, 0, 8, local);
+	kvp_hash_chain(NULL, local, 8, ext);
+	add_worker(2);
+	submit_at(a, "k1", 16, 1, &t[0]);
+	submit_at(a, "k2", 16, 2, &t[0]);
+	struct kvp_sel_rank *copy = a->view[a->part_idx].rank_mem.ptr;
+	for (uint32_t i = 0; i < 2; i++)
+		copy[i].kv_hint = 16 | 1; /* one kind, both may be sources */
+	ok(submit_at(a, "k3", 32, 2, &t[0]) == KVP_SELECT_WAITS &&
+			submit_at(a, "k4", 32, 1, &t[1]) == KVP_SELECT_WAITS &&
+			submit_at(a, "k5", 32, 2, &t[2]) == KVP_SELECT_WAITS,
+		"three wait for their rank");
+	kvp_selection_free(a, str("k2"));
+	kvp_selection_local_stored(node, 1, 0, NULL, 4, local, ext);
+	int status = kvp_selection_collect(a, t[0], &ans);
+	ok(status == 200 && ans.worker_id == 2 && ans.kv_source.worker_id == 1 &&
+			ans.kv_source.blk_cnt == 4 && ans.kv_source.more_blk == 4 &&
+			memcmp(ans.kv_source.local_hash, local, 4 * sizeof(local[0])) == 0,
+		"whose answer tells of a source that came to hold the prompt after the choice");
+	kvp_selection_free(a, str("k1"));
+	ok(kvp_selection_collect(a, t[1], &ans) == 200 && ans.worker_id == 1 && ans.kv_source.blk_cnt == 0,
+		"the source itself needs none");
+	kvp_selection_free(a, str("k3"));
+	kvp_selection_local_cleared(node, 1, 0);
+	ok(kvp_selection_collect(a, t[2], &ans) == 200 && ans.kv_source.blk_cnt == 0,
+		"one that has lost the blocks meanwhile is none");
+	kvp_selection_free(a, str("k4"));
+	kvp_selection_free(a, str("k5"));
+	kvp_selection_local_worker_gone(node, 2);
+	leave_clean("source");
+}
+
 static void test_workers(struct kvp_selection *a)
 {
 	struct kvp_select_answer ans;
@@ -549,6 +598,7 @@ int main(void)
 	test_cancel(a, b);
 	test_overlap(a, eager);
 	test_tiers(a, eager);
+	test_source(a);
 	test_workers(a);
 	test_limits(a);
 	test_session(a, b);

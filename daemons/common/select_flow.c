@@ -237,9 +237,8 @@ int kvp_selection_select(
 	return 200;
 }
 
-/* Another rank of the chosen one's kind that holds more of the prompt: the one that holds most, the first of
- * those. */
-static void kv_source(const struct kvp_selection *s, uint32_t chosen, struct kvp_kv_source *out)
+/* The one that holds most, the first of those. */
+void kvp_sel_kv_source(const struct kvp_selection *s, uint32_t chosen, struct kvp_kv_source *out)
 {
 	const struct kvp_sel_rank *c = &s->rank[chosen], *best = NULL;
 	if (!c->kv_hint || s->set.records_routing == KVP_YES)
@@ -296,7 +295,7 @@ int kvp_selection_select_and_reserve(
 		kvp_resv_free(&s->region->book, h);
 		return status;
 	}
-	kv_source(s, chosen, &a->kv_source);
+	kvp_sel_kv_source(s, chosen, &a->kv_source);
 	a->booking = h;
 	kvp_sel_tell_prompt(s, &s->rank[chosen]);
 	kvp_hist_add(s->ctr, KVP_HIST_SELECT_NS, kvp_clock_mono_ns() - start_ns);

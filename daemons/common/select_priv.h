@@ -194,6 +194,9 @@ int kvp_sel_book_chosen(struct kvp_selection *s, const struct kvp_select_request
 	enum kvp_tristate track, uint32_t *chosen);
 int kvp_sel_fill_answer(
 	struct kvp_selection *s, uint32_t chosen, enum kvp_tristate track, struct kvp_select_answer *a);
+/* kvp_sel_kv_source finds another rank of the chosen one's kind that holds more of the prompt, as the last
+ * kvp_sel_look_up told; *out stays as it is if there is none. */
+void kvp_sel_kv_source(const struct kvp_selection *s, uint32_t chosen, struct kvp_kv_source *out);
 
 enum kvp_prompt_use {
 	KVP_PROMPT_USE_SELECT,	/* select, select_and_reserve: everything needed, isl > 0 */

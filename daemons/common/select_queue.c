@@ -456,21 +456,37 @@ static void take_session(struct kvp_selection *s, const struct kvp_sel_waiting *
 	s->session.steer = KVP_NO;
 }
 
-/* settle does what is left to the owner: session and prediction of a booking, the memory of a mere choice. */
-static int settle(struct kvp_selection *s, const struct kvp_queue_entry *e, struct kvp_sel_waiting *x,
-	const struct kvp_select_answer *a)
+/* Of a source counts what it holds now, not when the request was posted or its rank was chosen: only the
+ * ranks that may be given one are worth another walk. */
+static void source_now(struct kvp_selection *s, uint32_t chosen, struct kvp_kv_source *out)
 {
-	if (x->kind == KVP_SELECT_AND_RESERVE) {
-		int pinned = x->session.hold.kind != KVP_AFFINITY_UNPINNED;
-		if (!pinned && s->set.records_routing != KVP_YES)
-			return 0;
-		kvp_sel_open_part(s, e->part); /* which targets there are now */
-		int status = pinned ? kvp_sel_session_bind(s, e->resv, a->worker_id, a->dp_rank) : 0;
-		for (uint32_t i = 0; !status && i < s->rank_cnt; i++)
-			if (s->rank[i].worker_id == a->worker_id && s->rank[i].dp_rank == a->dp_rank)
-				kvp_sel_tell_prompt(s, &s->rank[i]);
-		return status;
+	if (!s->rank[chosen].kv_hint || s->set.records_routing == KVP_YES)
+		return;
+	kvp_sel_look_up(s);
+	kvp_sel_kv_source(s, chosen, out);
+}
+
+static int settle_booking(
+	struct kvp_selection *s, const struct kvp_queue_entry *e, struct kvp_select_answer *a)
+{
+	kvp_sel_open_part(s, e->part); /* which ranks there are now */
+	int status = kvp_sel_session_bind(s, e->resv, a->worker_id, a->dp_rank);
+	for (uint32_t i = 0; !status && i < s->rank_cnt; i++) {
+		if (s->rank[i].worker_id != a->worker_id || s->rank[i].dp_rank != a->dp_rank)
+			continue;
+		kvp_sel_tell_prompt(s, &s->rank[i]);
+		source_now(s, i, &a->kv_source);
 	}
+	return status;
+}
+
+/* settle does what is left to the owner: session, prediction and source of a booking, the memory of a mere
+ * choice. */
+static int settle(struct kvp_selection *s, const struct kvp_queue_entry *e, struct kvp_sel_waiting *x,
+	struct kvp_select_answer *a)
+{
+	if (x->kind == KVP_SELECT_AND_RESERVE)
+		return settle_booking(s, e, a);
 	if (x->q.session_id.len)
 		x->q.has_target = KVP_NO; /* what there is came from the session */
 	if (x->q.selection_id.len)

@@ -146,7 +146,7 @@ struct kvp_select_answer {
 	uint64_t isl_tok;
 	enum kvp_tristate track_prefill_tokens;
 	struct kvp_worker_load worker_load;
-	struct kvp_kv_source kv_source; /* select_and_reserve, if it did not wait */
+	struct kvp_kv_source kv_source; /* select_and_reserve */
 	uint64_t booking; /* select_and_reserve: what was booked, for kvp_selection_undo */
 };
 
