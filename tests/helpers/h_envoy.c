@@ -23,7 +23,8 @@ struct load {
 	struct kvp_envoy *x; /* in flight */
 	uint32_t streams, in_flight, started, ended, routed, refused, failed, retried, broken, mode;
 	int is_chat, is_mix;
-	struct kvp_extproc_str body[PROMPTS];
+	char *text[PROMPTS];
+	struct kvp_extproc_str body[PROMPTS]; /* the same */
 	uint64_t *took;
 	char first_fault[200];
 };
@@ -171,8 +172,8 @@ int main(int argc, char **argv)
 	if (argc > 8)
 		l.mode = (uint32_t)strtoul(argv[8], NULL, 10);
 	for (uint32_t i = 0; i < PROMPTS; i++) {
-		char *t = make_body(l.is_chat, (uint32_t)strtoul(argv[6], NULL, 10), i);
-		l.body[i] = (struct kvp_extproc_str){t, (uint32_t)strlen(t)};
+		l.text[i] = make_body(l.is_chat, (uint32_t)strtoul(argv[6], NULL, 10), i);
+		l.body[i] = (struct kvp_extproc_str){l.text[i], (uint32_t)strlen(l.text[i])};
 	}
 	l.x = calloc(l.in_flight + 1, sizeof(*l.x));
 	l.took = calloc(l.streams + 1, sizeof(*l.took));
@@ -191,5 +192,9 @@ int main(int argc, char **argv)
 		l.routed ? (double)l.took[(uint64_t)l.routed * 99 / 100] * 1e-3 : 0,
 		l.first_fault[0] ? l.first_fault : "none");
 	kvp_gc_close(l.gc);
+	for (uint32_t i = 0; i < PROMPTS; i++)
+		free(l.text[i]);
+	free(l.x);
+	free(l.took);
 	return l.broken ? 1 : 0;
 }
