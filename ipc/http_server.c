@@ -489,10 +489,3 @@ const char *kvp_http_req_header(const struct kvp_http_req *r, const char *name, 
 {
 	return kvp_http_head_find(&conn_of(r)->in.head, name, len, NULL);
 }
-
-uint32_t kvp_http_req_header_cnt(const struct kvp_http_req *r, const char *name)
-{
-	uint32_t cnt = 0;
-	kvp_http_head_find(&conn_of(r)->in.head, name, NULL, &cnt);
-	return cnt;
-}

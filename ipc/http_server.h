@@ -113,10 +113,8 @@ void kvp_http_server_drain(struct kvp_http_server *s, void (*on_drained)(void *c
 void kvp_http_server_close(struct kvp_http_server *s); /* NULL is fine; not from a callback of the server */
 
 /* kvp_http_req_header: value of the first field called name (lower case, any case in the request); length to
- * *len; NULL if absent. Valid while the request lives. Not terminated. header_cnt counts fields of that
- * name. */
+ * *len; NULL if absent. Valid while the request lives. Not terminated. */
 const char *kvp_http_req_header(const struct kvp_http_req *r, const char *name, uint32_t *len);
-uint32_t kvp_http_req_header_cnt(const struct kvp_http_req *r, const char *name);
 
 /* Whole reply: copies everything. extra: further header lines, each ending in CRLF, or NULL. content_type
  * NULL: none. May be called from on_request or any time later. */

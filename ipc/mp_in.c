@@ -186,15 +186,6 @@ int kvp_mp_nil(struct kvp_mp *c)
 	return KVP_OK;
 }
 
-int kvp_mp_bool(struct kvp_mp *c, int *out)
-{
-	struct head h;
-	if (take(c, KVP_MP_BOOL, &h) != KVP_OK)
-		return KVP_ERR_PROTO;
-	*out = (int)h.bits;
-	return KVP_OK;
-}
-
 static int take_bytes(struct kvp_mp *c, enum kvp_mp_type type, const uint8_t **s, uint32_t *len)
 {
 	struct head h;

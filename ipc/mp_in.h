@@ -98,7 +98,6 @@ int kvp_mp_u64(struct kvp_mp *c, uint64_t *out);
 /* kvp_mp_number takes any integer or float as a double. */
 int kvp_mp_number(struct kvp_mp *c, double *out);
 int kvp_mp_nil(struct kvp_mp *c);
-int kvp_mp_bool(struct kvp_mp *c, int *out);
 int kvp_mp_str(struct kvp_mp *c, const char **s, uint32_t *len);
 int kvp_mp_bin(struct kvp_mp *c, const uint8_t **s, uint32_t *len);
 /* kvp_mp_key takes a str or a bin (map keys). */

@@ -60,12 +60,6 @@ static uint64_t be64(const void *p)
 	return __builtin_bswap64(v);
 }
 
-const char *kvp_zmq_state_name(enum kvp_zmq_state s)
-{
-	static const char *const name[] = {"pending", "buffering", "catching_up", "active", "failed"};
-	return s >= 0 && s < KVP_ZMQ_STATE_CNT ? name[s] : "unknown";
-}
-
 void *kvp_zmq_ctx_new(uint32_t sub_max)
 {
 	void *zmq = zmq_ctx_new();

@@ -48,7 +48,6 @@ enum kvp_zmq_state {
 	KVP_ZMQ_FAILED, /* see kvp_zmq_sub_error; stays so until closed or tried again */
 	KVP_ZMQ_STATE_CNT
 };
-const char *kvp_zmq_state_name(enum kvp_zmq_state s); /* "pending", "buffering", ... */
 
 enum kvp_zmq_gate { KVP_ZMQ_GATE_OPEN, KVP_ZMQ_GATE_SHUT };
 /* Whether missing batches are asked for before a live one shows that they are missing. */

@@ -40,8 +40,8 @@ class Client(threading.Thread):
                 self.done += 1
             elif status not in (None, 503):
                 self.errors.append((sid, status))
-            while self.try_call("DELETE", f"/reservations/{sid}") not in (200, 404):
-                time.sleep(0.002)
+            if not wait_for(lambda sid=sid: self.try_call("DELETE", f"/reservations/{sid}") in (200, 404), 30):
+                self.errors.append((sid, "cannot be freed"))
 
 
 def total_load(node):
