@@ -67,6 +67,8 @@ static const struct object object[] = {
 	{"predicted", predicted_footprint, predicted_new, BY_NOBODY_ELSE},
 	{"hits", kvp_hits_footprint, kvp_hits_new, BY_BOOKER},
 	{"quota", kvp_quota_footprint, kvp_quota_new, BY_BOOKER},
+	{"sources", kvp_peers_footprint, kvp_peers_new, BY_BOOKER},
+	{"gates", kvp_gates_footprint, kvp_gates_new, BY_BOOKER},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -268,6 +270,8 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : predicted_join(r->base + d[11].off, g, &r->predicted);
 	rc = rc ? rc : kvp_hits_join(r->base + d[12].off, g, &r->hits);
 	rc = rc ? rc : kvp_quota_join(r->base + d[13].off, g, &r->quota);
+	rc = rc ? rc : kvp_peers_join(r->base + d[14].off, g, &r->sources);
+	rc = rc ? rc : kvp_gates_join(r->base + d[15].off, g, &r->gates);
 	if (!rc)
 		kvp_book_on_end(&r->book, end_lease, &r->affinity);
 	return rc;

@@ -19,6 +19,7 @@
 #include "shm/cmdring.h"
 #include "shm/counter.h"
 #include "shm/errlog.h"
+#include "shm/gate.h"
 #include "shm/hits.h"
 #include "shm/obj.h"
 #include "shm/peers.h"
@@ -29,7 +30,7 @@
 #include "shm/resv.h"
 #include "shm/slot.h"
 
-#define KVP_REGION_DIR_MAX 16
+#define KVP_REGION_DIR_MAX 24
 #define KVP_BUILD_ID_BYTES 48
 
 struct kvp_dirent_shm {
@@ -77,7 +78,9 @@ struct kvp_region { /* process-local */
 	struct kvp_affinity affinity;
 	struct kvp_hits hits;
 	struct kvp_peers peers;
+	struct kvp_peers sources; /* base addresses (http://ip:port) that the index may be recovered from */
 	struct kvp_quota quota;
+	struct kvp_gates gates;
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.

@@ -66,6 +66,16 @@ static uint64_t check_peers(struct kvp_region *r)
 	return kvp_peers_check(&r->peers);
 }
 
+static uint64_t check_sources(struct kvp_region *r)
+{
+	return kvp_peers_check(&r->sources);
+}
+
+static uint64_t check_gates(struct kvp_region *r)
+{
+	return kvp_gates_check(&r->gates);
+}
+
 static const struct {
 	const char *name;
 	uint64_t (*check)(struct kvp_region *r);
@@ -83,6 +93,8 @@ static const struct {
 	{"peers", check_peers},
 	{"predicted", check_predicted},
 	{"quota", check_quota},
+	{"sources", check_sources},
+	{"gates", check_gates},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

@@ -58,7 +58,8 @@ int ctl_sweep(int argc, char **argv)
 	uint32_t kept = kvp_pending_sweep_owner(&r->pending, dead);
 	uint32_t share = kvp_quota_sweep_owner(&r->quota, dead);
 	uint32_t sessions = kvp_affinity_sweep_owner(&r->affinity, dead), waiter;
-	uint32_t peers = kvp_peers_sweep_owner(&r->peers, dead);
+	uint32_t peers = kvp_peers_sweep_owner(&r->peers, dead) +
+			 kvp_peers_sweep_owner(&r->sources, dead);
 	while (kvp_affinity_waiting(&r->affinity, &waiter))
 		kvp_slot_wake(boot.slots, waiter);
 	KVP_LOG_I("sweep.done",
