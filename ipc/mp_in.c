@@ -258,8 +258,9 @@ int kvp_mp_skip(struct kvp_mp *c)
 int kvp_mp_skip_depth(struct kvp_mp *c, uint32_t depth_max)
 {
 	struct kvp_mp at = *c;
-	uint64_t todo[KVP_MP_DEPTH_MAX + 1] = {1};
+	uint64_t todo[KVP_MP_DEPTH_MAX + 1]; /* as far as depth */
 	uint32_t depth = 0;
+	todo[0] = 1;
 	if (depth_max > KVP_MP_DEPTH_MAX)
 		return KVP_ERR_PROTO;
 	for (;;) {

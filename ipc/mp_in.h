@@ -105,9 +105,9 @@ int kvp_mp_key(struct kvp_mp *c, const char **s, uint32_t *len);
 /* kvp_mp_arr, kvp_mp_map take a header; *n elements (map: pairs) can follow in the bytes that are left. */
 int kvp_mp_arr(struct kvp_mp *c, uint32_t *n);
 int kvp_mp_map(struct kvp_mp *c, uint32_t *n);
-/* kvp_mp_skip passes one value of any depth. kvp_mp_skip_depth refuses one with more than depth_max (0..32)
+/* kvp_mp_skip passes one value of any depth. kvp_mp_skip_depth refuses one with more than depth_max (0..1024)
  * containers inside each other. */
-#define KVP_MP_DEPTH_MAX 32
+#define KVP_MP_DEPTH_MAX 1024
 int kvp_mp_skip(struct kvp_mp *c);
 int kvp_mp_skip_depth(struct kvp_mp *c, uint32_t depth_max);
 #endif
