@@ -102,7 +102,7 @@ struct kvp_id_shm {
 	struct kvp_u128 p;
 };
 
-#define RESV_ID_INLINE 88u /* bytes of an id kept in the body; longer ones in chunks */
+#define RESV_ID_INLINE 80u /* bytes of an id kept in the body; longer ones in chunks */
 
 struct kvp_resv_shm { /* all words by relaxed atomics; who may write: see the state */
 	uint32_t owner, rank_slot, rank_gen, part;
@@ -123,6 +123,7 @@ struct kvp_resv_shm { /* all words by relaxed atomics; who may write: see the st
 	uint32_t filling;     /* place + 1 in the active table whose hashes its performer writes or wrote */
 	uint32_t split_chunk; /* hashes of entries that its performer splits; 0 = none */
 	uint64_t session;     /* lease of a session that ends with the reservation; 0 = none */
+	uint64_t lease_ns;    /* with KVP_RESV_LEASED: booked, or renewed last */
 	uint64_t id[RESV_ID_INLINE / 8];
 } __attribute__((aligned(64)));
 

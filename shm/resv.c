@@ -377,6 +377,7 @@ static void ask_store(struct kvp_book *b, uint32_t idx, const struct kvp_resv_as
 	kvp_st_rlx_u64(&e->isl_tok, a->isl_tok);
 	kvp_st_rlx_u64(&e->lora_hash, a->lora_hash);
 	kvp_st_rlx_u64(&e->booked_ns, a->now_ns);
+	kvp_st_rlx_u64(&e->lease_ns, a->now_ns);
 	for (int i = 0; i < 2; i++) {
 		kvp_st_rlx_u64(&e->out_fx[i], 0);
 		kvp_st_rlx_u32(&e->out_cnt[i], 0);
@@ -785,6 +786,16 @@ int kvp_resv_set_session(struct kvp_book *b, uint64_t h, uint64_t session)
 	if (IS_IN(state_of(b, h), BASES_LIVE))
 		return KVP_OK; /* whoever ends it from now on finds the session */
 	return kvp_cas_ar_u64(w, session, 0) ? KVP_ERR_NOTFOUND : KVP_OK;
+}
+
+/* A renewal that comes when the entry has just become another booking's makes that one's lease a little longer:
+ * it is a time of now either way. */
+int kvp_resv_renew(struct kvp_book *b, uint64_t h, uint64_t now_ns)
+{
+	if (!IS_IN(state_of(b, h), BASES_LIVE))
+		return KVP_ERR_NOTFOUND;
+	kvp_st_rlx_u64(&b->resv[H_IDX(h)].lease_ns, now_ns);
+	return KVP_OK;
 }
 
 /* ---- looking: body words by acquire, so that the state is looked at again after all of them ---- */

@@ -34,7 +34,7 @@
 /* Flags of a booking. */
 #define KVP_RESV_TRACK_PREFILL 1u /* prefill_tok counts until prefill is done */
 #define KVP_RESV_NODE_OWNED 2u    /* belongs to the node, not to its process: survives the owner's death */
-#define KVP_RESV_LEASED 4u        /* ended by its owner's lease, never by kvp_resv_expire */
+#define KVP_RESV_LEASED 4u        /* ends when nobody renews it (kvp_resv_lapse), never by kvp_resv_expire */
 #define KVP_RESV_MIRRORED 8u      /* announced by a peer replica */
 
 struct kvp_resv_ask {
@@ -133,6 +133,10 @@ int kvp_resv_free(struct kvp_book *b, uint64_t h);
  * nothing tied. A process killed while it ends the reservation may lose the call. Booker only, once a
  * booking. */
 int kvp_resv_set_session(struct kvp_book *b, uint64_t h, uint64_t session);
+
+/* kvp_resv_renew starts the lease of a booked reservation anew at now_ns (CLOCK_MONOTONIC). KVP_ERR_NOTFOUND if
+ * it has ended. Without KVP_RESV_LEASED it does nothing. One plain store; whoever follows the request. */
+int kvp_resv_renew(struct kvp_book *b, uint64_t h, uint64_t now_ns);
 
 /* kvp_resv_info copies a booked reservation: KVP_OK, or KVP_ERR_NOTFOUND. All fields are of one instant. */
 int kvp_resv_info(const struct kvp_book *b, uint64_t h, struct kvp_resv_info *out);

@@ -399,20 +399,34 @@ int kvp_book_sweep_owner(struct kvp_book *b, kvp_owner dead, void (*visit)(void 
 	return w.left ? KVP_ERR_AGAIN : KVP_OK;
 }
 
-uint32_t kvp_resv_expire(struct kvp_book *b, uint64_t now_ns, uint64_t limit_ns)
+/* end_old frees the live bookings with (want) or without KVP_RESV_LEASED whose time is too long ago. */
+static uint32_t end_old(struct kvp_book *b, uint32_t want, uint64_t now_ns, uint64_t limit_ns)
 {
 	uint32_t cnt = 0;
 	for (uint32_t i = 0; i < b->id_cnt; i++) {
 		uint64_t s = kvp_ld_acq_u64(book_state(b, i));
 		const struct kvp_resv_shm *e = &b->resv[i];
-		if (!IS_IN(s, BASES_LIVE) || (kvp_ld_rlx_u32(&e->flags) & KVP_RESV_LEASED))
+		if (!IS_IN(s, BASES_LIVE) || (kvp_ld_rlx_u32(&e->flags) & KVP_RESV_LEASED) != want)
 			continue;
-		uint64_t booked = kvp_ld_rlx_u64(&e->booked_ns);
-		if (booked >= now_ns || now_ns - booked <= limit_ns)
+		uint64_t since = kvp_ld_rlx_u64(want ? &e->lease_ns : &e->booked_ns);
+		if (since >= now_ns || now_ns - since <= limit_ns)
 			continue;
 		cnt += book_free(b, HANDLE(S_GEN(s), i), BOOK_FREE_CALL) == KVP_OK;
 	}
+	return cnt;
+}
+
+uint32_t kvp_resv_expire(struct kvp_book *b, uint64_t now_ns, uint64_t limit_ns)
+{
+	uint32_t cnt = end_old(b, 0, now_ns, limit_ns);
 	recount_live(b);
 	book_ctr(b, KVP_CTR_BOOK_EXPIRED, cnt);
+	return cnt;
+}
+
+uint32_t kvp_resv_lapse(struct kvp_book *b, uint64_t now_ns, uint64_t limit_ns)
+{
+	uint32_t cnt = end_old(b, KVP_RESV_LEASED, now_ns, limit_ns);
+	book_ctr(b, KVP_CTR_BOOK_LAPSED, cnt);
 	return cnt;
 }

@@ -2,7 +2,7 @@
  *
  * Shape      functions over struct kvp_book; no state of their own.
  * Truth      state words of the reservations (shm/resv.h).
- * Writers    the sweep helper (one at a time on a node), the indexer's expiry timer.
+ * Writers    the sweep helper (one at a time on a node), the indexer's timers of expiry and leases.
  * Readers    tests and kvpickctl (check).
  * Ordering   the caller knows that the owner is dead (its lock byte is free): all it wrote is visible. Live
  *            processes go on booking meanwhile.
@@ -43,6 +43,11 @@ int kvp_book_sweep_owner(struct kvp_book *b, kvp_owner dead, void (*visit)(void 
 /* kvp_resv_expire frees every booking without KVP_RESV_LEASED that is older than limit_ns (strictly) at
  * now_ns. Returns their number. Indexer only; one scan of the table. */
 uint32_t kvp_resv_expire(struct kvp_book *b, uint64_t now_ns, uint64_t limit_ns);
+
+/* kvp_resv_lapse frees every booking with KVP_RESV_LEASED that nobody has renewed for more than limit_ns at
+ * now_ns: its owner lives but follows it no more (stopped, or its request was lost). Returns their number.
+ * Indexer only; one scan of the table. */
+uint32_t kvp_resv_lapse(struct kvp_book *b, uint64_t now_ns, uint64_t limit_ns);
 
 /* kvp_book_check recomputes loads, active blocks and chunk ownership from the reservations and compares.
  *

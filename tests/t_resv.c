@@ -275,7 +275,14 @@ static void test_sweep_expire(void)
 	is_u64(kvp_resv_expire(b, 6000, 5000), 0, "a booking exactly at the limit stays");
 	is_u64(kvp_resv_expire(b, 6001, 5000), 1, "one over the limit goes, a leased one never");
 	is_u64(kvp_resv_free(b, mine), KVP_ERR_NOTFOUND, "free after expiry: NOTFOUND");
-	is_u64(kvp_resv_free(b, keep), KVP_OK, "the leased one is still there");
+	is_u64(kvp_resv_lapse(b, 6000, 5000), 0, "a lease exactly at its end holds");
+	is_u64(kvp_resv_renew(b, keep, 4000), KVP_OK, "it is renewed");
+	book_simple(b, ME, "mine", 0, 1, 7, seq, 3, &mine);
+	is_u64(kvp_resv_lapse(b, 9000, 5000), 0, "and holds so much longer");
+	is_u64(kvp_resv_lapse(b, 9001, 5000), 1, "not renewed again it ends");
+	is_u64(kvp_resv_renew(b, keep, 9002), KVP_ERR_NOTFOUND, "an ended booking can't be renewed");
+	is_u64(kvp_resv_free(b, keep), KVP_ERR_NOTFOUND, "nor freed");
+	is_u64(kvp_resv_free(b, mine), KVP_OK, "a booking without lease is left alone");
 	is_u64(kvp_book_check(b), 0, "check");
 	is_u64(kvp_resv_cnt(b), 0, "nothing left");
 }

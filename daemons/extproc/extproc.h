@@ -68,6 +68,9 @@ struct kvp_job {
 	/* its booking */
 	char id[KVP_EPP_ID_MAX];
 	uint32_t id_len; /* 0 = none */
+	uint64_t booking; /* its handle */
+	uint64_t renew_ns; /* when its lease is renewed next */
+	struct kvp_job *later, *sooner; /* in the order of renewal */
 	uint64_t worker_id, isl_tok, predicted_tok;
 	uint32_t dp_rank, block_size;
 	uint64_t out_events; /* counted towards output blocks */
@@ -102,6 +105,7 @@ struct kvp_epp {
 	uint32_t job_cnt, queued_cnt;
 	struct kvp_job *by_ticket[KVP_EPP_BUCKETS];
 	struct kvp_unfreed *unfreed;
+	struct kvp_job *renew_first, *renew_last; /* all with a booking, the next to be renewed first */
 	struct kvp_mismatch mismatch;
 	struct kvp_watch wake, signals, grpc_fd;
 	struct kvp_timer beat, retry;
@@ -135,6 +139,10 @@ void kvp_epp_response_headers(void *job, const struct kvp_extproc_header *header
 void kvp_epp_response_body(void *job, const void *body, size_t len, int end_of_stream);
 void kvp_epp_release(void *job);
 void kvp_epp_note(void *job, enum kvp_stream_note n);
+/* kvp_epp_booked notes the booking whose id is in j->id: its lease is renewed until release.
+ * kvp_epp_renew renews what is due: every beat. */
+void kvp_epp_booked(struct kvp_job *j);
+void kvp_epp_renew(struct kvp_epp *x);
 void kvp_epp_free_id(struct kvp_epp *x, const char *id, uint32_t len);
 void kvp_epp_free_again(struct kvp_epp *x); /* ids whose reservation was busy */
 /* kvp_epp_log_refusal writes the event of a request that was not routed, if it is one that is logged. */

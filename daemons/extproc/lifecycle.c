@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
+#define RENEWALS_A_LEASE 4
 /* Of a header that is logged. */
 #define SHOWN(s) (int)((s).len < 128 ? (s).len : 128), (s).ptr ? (s).ptr : ""
 
@@ -71,9 +72,62 @@ void kvp_epp_free_again(struct kvp_epp *x)
 	}
 }
 
+/* ---- leases ---- */
+
+static void renew_late(struct kvp_job *j)
+{
+	struct kvp_epp *x = j->x;
+	j->renew_ns = kvp_loop_now_ns(x->loop) + x->boot.config->lease_secs * 1000000000ull / RENEWALS_A_LEASE;
+	j->later = NULL;
+	j->sooner = x->renew_last;
+	if (x->renew_last)
+		x->renew_last->later = j;
+	else
+		x->renew_first = j;
+	x->renew_last = j;
+}
+
+static void renew_never(struct kvp_job *j)
+{
+	struct kvp_epp *x = j->x;
+	if (!j->renew_ns)
+		return;
+	j->renew_ns = 0;
+	if (j->sooner)
+		j->sooner->later = j->later;
+	else
+		x->renew_first = j->later;
+	if (j->later)
+		j->later->sooner = j->sooner;
+	else
+		x->renew_last = j->sooner;
+}
+
+void kvp_epp_booked(struct kvp_job *j)
+{
+	if (kvp_resv_find(&j->x->boot.region->book, j->id, j->id_len, &j->booking) == KVP_OK)
+		renew_late(j);
+}
+
+void kvp_epp_renew(struct kvp_epp *x)
+{
+	uint64_t now = kvp_loop_now_ns(x->loop);
+	while (x->renew_first && x->renew_first->renew_ns <= now) {
+		struct kvp_job *j = x->renew_first;
+		renew_never(j);
+		if (kvp_resv_renew(&x->boot.region->book, j->booking, now) == KVP_OK) {
+			kvp_epp_count(x, KVP_CTR_EPP_RENEWED);
+			renew_late(j);
+		} else {
+			kvp_epp_count(x, KVP_CTR_EPP_LEASE_LOST); /* freed for its worker, or the lease ran out */
+		}
+	}
+}
+
 void kvp_epp_release(void *ctx)
 {
 	struct kvp_job *j = ctx;
+	renew_never(j);
 	if (j->is_logged)
 		KVP_LOG_I("epp.lifecycle_callback", "operation=request_complete reservation=%.*s",
 			(int)j->id_len, j->id);
@@ -114,6 +168,7 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 			.has_isl = KVP_YES,
 			.isl_tok = info->isl_tok,
 			.eagle = KVP_UNSET};
+		renew_never(j);
 		kvp_epp_free_id(x, j->id, j->id_len);
 		memcpy(j->id + j->id_len, "~1", 3);
 		j->id_len += 2;
@@ -123,6 +178,7 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 		if (status == 201) {
 			j->worker_id = m->worker_id;
 			j->dp_rank = dp_rank;
+			kvp_epp_booked(j);
 		}
 	} else {
 		kvp_epp_count(x, KVP_CTR_EPP_NOT_MOVED);

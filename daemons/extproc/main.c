@@ -53,6 +53,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_ctr_max(x->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	kvp_epp_server_beat(x);
 	kvp_epp_free_again(x);
+	kvp_epp_renew(x);
 	kvp_epp_poll(x);
 	kvp_select_report(x->selection);
 	kvp_radix_touch(&x->boot.region->radix, &x->touch, TOUCH_BYTES);

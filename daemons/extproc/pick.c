@@ -197,6 +197,7 @@ static void adopt(struct kvp_job *j, const struct kvp_select_answer *got)
 			KVP_OK)
 			a.body = (struct kvp_extproc_str){j->salted, (uint32_t)n};
 	}
+	kvp_epp_booked(j);
 	kvp_epp_count(x, KVP_CTR_EPP_BOOKED);
 	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_ISL, j->isl_tok);
 	kvp_ctr_add(x->boot.ctr, KVP_CTR_EPP_PREDICTED_TOK, got->overlap.longest_matched_tok);

@@ -31,6 +31,7 @@ enum {
 	TOUR_AGE_MAX = 60, /* looks of the gauges' timer: seconds */
 };
 #define EXPIRE_EVERY_NS 60000000000ull
+#define LAPSES_A_LEASE 12 /* looks for leases that ran out */
 #define GAUGES_EVERY_NS 1000000000ull
 #define SLOW_TURN_NS 10000000ull
 #define TTL_MAX_S 9e9
@@ -47,7 +48,7 @@ struct daemon {
 	uint32_t thread_cnt, next_ring;
 	int signal_fd;
 	uint64_t seen_version;			/* of the catalogue */
-	uint64_t expire_ns, gauges_ns, beat_ns; /* next times */
+	uint64_t expire_ns, lapse_ns, gauges_ns, beat_ns; /* next times */
 };
 
 static void wake_self(void *ctx)
@@ -320,6 +321,12 @@ static void timers(struct daemon *d, uint64_t now)
 		kvp_ctr_add(d->boot.ctr, KVP_CTR_IDX_EXPIRED, n);
 		kvp_queue_nudge(&d->boot.region->queue); /* also the recheck of whoever was overlooked */
 		d->expire_ns = now + EXPIRE_EVERY_NS;
+	}
+	if (c->eff.epp_on && now >= d->lapse_ns) {
+		uint64_t lease_ns = c->lease_secs * 1000000000ull;
+		if (kvp_resv_lapse(&d->boot.region->book, now, lease_ns))
+			kvp_queue_nudge(&d->boot.region->queue);
+		d->lapse_ns = now + lease_ns / LAPSES_A_LEASE;
 	}
 }
 
