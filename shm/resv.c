@@ -788,8 +788,8 @@ int kvp_resv_set_session(struct kvp_book *b, uint64_t h, uint64_t session)
 	return kvp_cas_ar_u64(w, session, 0) ? KVP_ERR_NOTFOUND : KVP_OK;
 }
 
-/* A renewal that comes when the entry has just become another booking's makes that one's lease a little longer:
- * it is a time of now either way. */
+/* A renewal that comes when the entry has just become another booking's makes that one's lease a little
+ * longer: it is a time of now either way. */
 int kvp_resv_renew(struct kvp_book *b, uint64_t h, uint64_t now_ns)
 {
 	if (!IS_IN(state_of(b, h), BASES_LIVE))

@@ -134,8 +134,8 @@ int kvp_resv_free(struct kvp_book *b, uint64_t h);
  * booking. */
 int kvp_resv_set_session(struct kvp_book *b, uint64_t h, uint64_t session);
 
-/* kvp_resv_renew starts the lease of a booked reservation anew at now_ns (CLOCK_MONOTONIC). KVP_ERR_NOTFOUND if
- * it has ended. Without KVP_RESV_LEASED it does nothing. One plain store; whoever follows the request. */
+/* kvp_resv_renew starts the lease of a booked reservation anew at now_ns (CLOCK_MONOTONIC). KVP_ERR_NOTFOUND
+ * if it has ended. Without KVP_RESV_LEASED it does nothing. One plain store; whoever follows the request. */
 int kvp_resv_renew(struct kvp_book *b, uint64_t h, uint64_t now_ns);
 
 /* kvp_resv_info copies a booked reservation: KVP_OK, or KVP_ERR_NOTFOUND. All fields are of one instant. */

@@ -201,7 +201,32 @@ static void test_reserve(struct kvp_selection *s)
 	is_u64(kvp_selection_free(s, r.selection_id), 200, "free");
 }
 
-/* Two processes book at once; every pick is validated against the load it saw, so they spread evenly. */
+/* Who would be next: in the order of cost, each worker once, constraints kept, nothing booked. */
+static void test_runners_up(struct kvp_selection *s)
+{
+	struct kvp_select_request q = request(40);
+	struct kvp_runner_up r[4];
+	uint64_t only[] = {3};
+	uint32_t rank = 1;
+	is_u64(kvp_selection_runners_up(s, &q, 99, NULL, r, 4), 3, "every worker comes once");
+	ok(r[0].worker_id == 2 && r[0].dp_rank == 0 && r[1].worker_id + r[2].worker_id == 4,
+		"first the one with the cache, with the rank that has it");
+	is_u64(kvp_selection_runners_up(s, &q, 2, NULL, r, 4), 2, "without the chosen one");
+	ok(r[0].worker_id != 2 && r[1].worker_id != 2, "it is not among them");
+	is_u64(kvp_selection_runners_up(s, &q, 1, NULL, r, 1), 1, "no more than asked for");
+	is_u64(r[0].worker_id, 2, "the best of them");
+	is_u64(kvp_selection_runners_up(s, &q, 1, &rank, r, 4), 1, "only ranks of one number");
+	ok(r[0].worker_id == 2 && r[0].dp_rank == 1, "are named");
+	q.allowed_worker_id = only;
+	q.allowed_cnt = 1;
+	ok(kvp_selection_runners_up(s, &q, 2, NULL, r, 4) == 1 && r[0].worker_id == 3, "allowed ones only");
+	is_u64(kvp_selection_runners_up(s, &q, 3, NULL, r, 4), 0, "and nobody when that is the chosen one");
+	q = request(40);
+	q.model = str("unknown");
+	is_u64(kvp_selection_runners_up(s, &q, 2, NULL, r, 4), 0, "of an unknown model there is none");
+	is_u64(kvp_resv_cnt(&s->region->book), 0, "nothing is booked");
+}
+
 /* A chosen rank is booked later by its id alone, with what was decided then. */
 static void test_replay(struct kvp_selection *s)
 {
@@ -236,6 +261,7 @@ static void test_replay(struct kvp_selection *s)
 		"409 while the id is booked, and may then be repeated");
 }
 
+/* Two processes book at once; every pick is validated against the load it saw, so they spread evenly. */
 static void test_spread(struct kvp_selection *s0)
 {
 	const int each = 200;
@@ -444,6 +470,7 @@ int main(void)
 	test_constraints(s);
 	test_ties(s);
 	test_reserve(s);
+	test_runners_up(s);
 	test_replay(s);
 	test_spread(s);
 	test_local(s);

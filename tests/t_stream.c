@@ -153,7 +153,7 @@ static void on_release(void *ctx)
 static void on_note(void *ctx, enum kvp_stream_note n)
 {
 	static const char *const name[KVP_NOTE_CNT] = {
-		"empty", "late", "order", "observed", "modes", "large", "slow", "budget", "gave-up"};
+		"empty", "late", "order", "observed", "modes", "large", "slow", "budget", "gave-up", "ends"};
 	say(ctx, "!%s", name[n]);
 }
 
@@ -446,8 +446,21 @@ static void refusals(void)
 	put(f, headers(0));
 	put_body(f, 1);
 	kvp_stream_shut_down(&f->s);
-	end(f, "admit pick(body,13) !gave-up cancel immediate(503,no endpoints available,retry=1) finish(0)",
+	end(f, "admit pick(body,13) !ends cancel immediate(503,no endpoints available,retry=1) finish(0)",
 		"the process ends while a pick is under way");
+
+	f = begin(AT_ONCE);
+	put(f, headers(0));
+	kvp_stream_shut_down(&f->s);
+	end(f, "!ends immediate(503,no endpoints available,retry=1) finish(0)", "or while the body comes");
+
+	f = begin(AT_ONCE);
+	put(f, headers(0));
+	put_body(f, 1);
+	kvp_stream_shut_down(&f->s);
+	put_response(f, "200", 1);
+	ok(f->finished == 0 && f->releases == 1, "a routed stream goes on to its end");
+	end(f, NULL, "shut down while it is served");
 }
 
 /* The proxy may leave before and after every message: the booking is freed exactly when there is one. */

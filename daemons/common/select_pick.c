@@ -228,3 +228,70 @@ int kvp_sel_survey(struct kvp_selection *s, const struct kvp_select_request *q,
 	}
 	return 0;
 }
+
+/* offer keeps out[0..*n) ascending by cost: one entry a worker, cap at most. */
+static void offer(struct kvp_runner_up *out, double *cost, uint32_t *n, uint32_t cap,
+	const struct kvp_sel_rank *r, double c)
+{
+	uint32_t at = 0, old = 0;
+	while (old < *n && out[old].worker_id != r->worker_id)
+		old++;
+	if (old < *n && cost[old] <= c)
+		return;
+	if (old == *n) {
+		if (*n == cap && cost[cap - 1] <= c)
+			return;
+		old = *n < cap ? (*n)++ : cap - 1;
+	}
+	while (at < old && cost[at] <= c)
+		at++;
+	memmove(out + at + 1, out + at, (old - at) * sizeof(*out));
+	memmove(cost + at + 1, cost + at, (old - at) * sizeof(*cost));
+	out[at] = (struct kvp_runner_up){r->worker_id, r->dp_rank};
+	cost[at] = c;
+}
+
+/* judge fills cand and cand_rank with every eligible rank and its cost: 0, or a status. */
+static int judge(struct kvp_selection *s, const struct kvp_select_request *q, uint32_t *cnt)
+{
+	enum kvp_tristate reuse = q->override.assume_kv_reuse, track = q->override.track_prefill_tokens;
+	struct pick p;
+	int whole;
+	int status = kvp_sel_open_partition(s, q->role, q->model, q->group);
+	status = status ? status : kvp_sel_prompt_begin(s, &q->prompt, KVP_PROMPT_USE_SELECT);
+	if (status)
+		return status;
+	kvp_sel_look_up(s);
+	status = kvp_sel_prompt_finish(s, reuse != KVP_UNSET ? reuse : s->set.assume_kv_reuse);
+	track = track != KVP_UNSET ? track : s->set.track_prefill_tokens;
+	status = status ? status : begin_pick(s, q, track, &p, &whole);
+	s->cand = kvp_sel_scratch(&s->scratch_cand, s->rank_cnt, sizeof(*s->cand));
+	s->cand_rank = kvp_sel_scratch(&s->scratch_cand_rank, s->rank_cnt, sizeof(*s->cand_rank));
+	if (status || !s->cand || !s->cand_rank)
+		return status ? status : 500;
+	for (uint32_t i = 0; i < s->rank_cnt; i++) {
+		const struct kvp_sel_rank *r = &s->rank[i];
+		if (kvp_score_eligible(&p.filters.ask, r->worker_id, r->dp_rank, s->taint + r->taint_off,
+			    r->taint_cnt) == KVP_ELIGIBLE)
+			add_candidate(s, q, &p, i);
+	}
+	kvp_score_all(&p.request, s->cand, p.cnt);
+	*cnt = p.cnt;
+	return 0;
+}
+
+uint32_t kvp_selection_runners_up(struct kvp_selection *s, const struct kvp_select_request *q,
+	uint64_t except, const uint32_t *dp_rank, struct kvp_runner_up *out, uint32_t cap)
+{
+	double cost[KVP_RUNNERS_MAX];
+	uint32_t cnt = 0, n = 0;
+	cap = cap < KVP_RUNNERS_MAX ? cap : KVP_RUNNERS_MAX;
+	if (!cap || judge(s, q, &cnt))
+		return 0;
+	for (uint32_t i = 0; i < cnt; i++) {
+		const struct kvp_sel_rank *r = &s->rank[s->cand_rank[i]];
+		if (r->worker_id != except && (!dp_rank || r->dp_rank == *dp_rank))
+			offer(out, cost, &n, cap, r, s->cand[i].cost);
+	}
+	return n;
+}

@@ -170,3 +170,21 @@ const struct kvp_select_request *kvp_sel_session_request(
 	s->session.request.target_dp_rank = s->session.target.dp_rank;
 	return &s->session.request;
 }
+
+int kvp_selection_end_session(struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model,
+	struct kvp_str group, struct kvp_str session_id)
+{
+	struct kvp_affinity_target t;
+	uint32_t part;
+	if (!s->region->affinity.max ||
+		kvp_cat_part_find(&s->region->cat, role, model.ptr, (uint32_t)model.len, group.ptr,
+			(uint32_t)group.len, &part) != KVP_OK)
+		return kvp_sel_fail(s, 404, "no such session");
+	struct kvp_affinity_key key = kvp_affinity_key(table(s), part, session_id.ptr, session_id.len);
+	if (kvp_affinity_query(table(s), key, kvp_clock_mono_ns(), &t) != KVP_OK)
+		return kvp_sel_fail(s, 404, "no such session");
+	kvp_affinity_drop(table(s), key, t);
+	wake_waiters(s);
+	kvp_ctr_add(s->ctr, KVP_CTR_AFFINITY_ENDED, 1);
+	return 200;
+}

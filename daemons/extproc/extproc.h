@@ -34,6 +34,7 @@
 
 #define KVP_EPP_GROUP "default"		       /* routing group of all requests */
 #define KVP_EPP_ID_MAX 48		       /* bytes of a booking's id, a UUID with a suffix */
+#define KVP_EPP_FALLBACK_MAX 7	       /* as KVPICK_EPP_FALLBACK_ENDPOINTS */
 #define KVP_EPP_BUCKETS 4096		       /* of jobs by ticket */
 #define KVP_EPP_USAGE_MAX (1u << 20)	       /* bytes of a JSON response that are kept for its usage */
 #define KVP_EPP_SESSION_WAIT_NS 10000000000ull /* then a request does not wait for its session any more */
@@ -120,6 +121,9 @@ struct kvp_epp {
 int kvp_epp_server_open(struct kvp_epp *x);
 void kvp_epp_server_close(struct kvp_epp *x);
 void kvp_epp_server_beat(struct kvp_epp *x); /* counters, certificate, readiness */
+/* kvp_epp_server_drain: not ready, no new streams; who waits for a worker is answered 503; who has one goes
+ * on. */
+void kvp_epp_server_drain(struct kvp_epp *x);
 void kvp_epp_send(void *job, const struct kvp_extproc_reply *m);
 void kvp_epp_finish(void *job, int grpc_status, const char *text);
 extern const struct kvp_stream_ops kvp_epp_ops;

@@ -77,7 +77,8 @@ void kvp_epp_free_again(struct kvp_epp *x)
 static void renew_late(struct kvp_job *j)
 {
 	struct kvp_epp *x = j->x;
-	j->renew_ns = kvp_loop_now_ns(x->loop) + x->boot.config->lease_secs * 1000000000ull / RENEWALS_A_LEASE;
+	uint64_t lease_ns = x->boot.config->lease_secs * 1000000000ull;
+	j->renew_ns = kvp_loop_now_ns(x->loop) + lease_ns / RENEWALS_A_LEASE;
 	j->later = NULL;
 	j->sooner = x->renew_last;
 	if (x->renew_last)
@@ -119,7 +120,8 @@ void kvp_epp_renew(struct kvp_epp *x)
 			kvp_epp_count(x, KVP_CTR_EPP_RENEWED);
 			renew_late(j);
 		} else {
-			kvp_epp_count(x, KVP_CTR_EPP_LEASE_LOST); /* freed for its worker, or the lease ran out */
+			/* Its worker has gone, or this process was stopped for longer than a lease. */
+			kvp_epp_count(x, KVP_CTR_EPP_LEASE_LOST);
 		}
 	}
 }
@@ -133,6 +135,9 @@ void kvp_epp_release(void *ctx)
 			(int)j->id_len, j->id);
 	kvp_epp_free_id(j->x, j->id, j->id_len);
 	j->id_len = 0;
+	if (j->ask.session_final == KVP_YES && j->ask.session_id.len)
+		kvp_selection_end_session(j->x->selection, KVP_PART_AGGREGATED, j->x->pool.model,
+			j->x->pool.group, j->ask.session_id);
 }
 
 /* ---- the proxy used another worker ---- */
@@ -302,7 +307,8 @@ void kvp_epp_note(void *ctx, enum kvp_stream_note n)
 		[KVP_NOTE_BODY_TOO_LARGE] = KVP_CTR_EPP_BODY_TOO_LARGE,
 		[KVP_NOTE_BODY_TIMEOUT] = KVP_CTR_EPP_BODY_TIMEOUT,
 		[KVP_NOTE_BUDGET] = KVP_CTR_EPP_OVER_BUDGET,
-		[KVP_NOTE_CANCELLED] = KVP_CTR_EPP_CANCELLED};
+		[KVP_NOTE_CANCELLED] = KVP_CTR_EPP_CANCELLED,
+		[KVP_NOTE_SHUT_DOWN] = KVP_CTR_EPP_SHUT_DOWN};
 	kvp_epp_count(((struct kvp_job *)ctx)->x, ctr[n]);
 }
 

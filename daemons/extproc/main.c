@@ -39,8 +39,7 @@ static void on_signal(void *ctx, int fd)
 		return;
 	x->draining = 1;
 	kvp_boot_control(&x->boot, KVP_CTL_DRAIN);
-	kvp_grpc_drain(x->grpc);
-	kvp_epp_server_beat(x);
+	kvp_epp_server_drain(x);
 }
 
 static void on_beat(void *ctx, struct kvp_timer *t)

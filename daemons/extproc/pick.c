@@ -158,13 +158,74 @@ void kvp_epp_cancel(void *ctx)
 	give_permit(j);
 }
 
+/* ---- what the selection is asked ---- */
+
+static uint32_t block_size_of(const struct kvp_epp *x)
+{
+	struct kvp_part_fixed f;
+	uint32_t part;
+	if (kvp_cat_part_find(&x->boot.region->cat, KVP_PART_AGGREGATED, x->pool.model.ptr,
+		    (uint32_t)x->pool.model.len, x->pool.group.ptr, (uint32_t)x->pool.group.len, &part) ||
+		kvp_cat_part_get(&x->boot.region->cat, part, &f))
+		return 0;
+	return f.block_size;
+}
+
+static const struct kvp_ask_tokens *kept_of(const struct kvp_job *j)
+{
+	return j->is_rendered ? &j->kept : NULL;
+}
+
+/* request_of makes the request of the selection; t as in choose. Its prompt lies in the parser: valid until
+ * the next one is made. */
+static int request_of(struct kvp_job *j, const struct kvp_ask_tokens *t, struct kvp_select_request *q)
+{
+	struct kvp_epp *x = j->x;
+	int status = 0;
+	if (j->by_length)
+		kvp_ask_load_only(&j->ask, &q->prompt);
+	else
+		status = kvp_ask_prompt(
+			&x->parser, &j->ask, j->pick.body, j->pick.body_len, t, block_size_of(x), &q->prompt);
+	if (status || kvp_pool_refresh(&x->pool) ||
+		kvp_pool_allow(&x->pool, j->pick.subset_hint, j->pick.subset, j->pick.subset_cnt,
+			&q->allowed_worker_id, &q->allowed_cnt))
+		return 500;
+	kvp_ask_select(&x->parser, &j->ask, q);
+	return 0;
+}
+
 /* ---- after the selection ---- */
 
-static void adopt(struct kvp_job *j, const struct kvp_select_answer *got)
+/* add_fallbacks appends the next best workers' endpoints: a proxy that can't reach the first may try them. A
+ * rank header goes to whoever is tried, so with one only ranks of that number count. */
+static void add_fallbacks(struct kvp_job *j, const struct kvp_select_request *q, char *to, size_t cap)
+{
+	struct kvp_epp *x = j->x;
+	const uint32_t *rank = x->boot.config->epp_dp_routing == KVP_DP_HEADER ? &j->dp_rank : NULL;
+	struct kvp_runner_up next[KVP_EPP_FALLBACK_MAX];
+	uint32_t cnt = kvp_selection_runners_up(x->selection, q, j->worker_id, rank, next,
+		(uint32_t)x->boot.config->epp_fallback_endpoints);
+	size_t len = strlen(to);
+	for (uint32_t i = 0; i < cnt; i++) {
+		const struct kvp_pool_member *m = kvp_pool_worker(&x->pool, next[i].worker_id);
+		if (!m || cap - len < KVP_POOL_TEXT + 1 ||
+			!kvp_pool_destination(m, next[i].dp_rank, x->ports, to + len + 1, cap - len - 1))
+			continue;
+		to[len] = ',';
+		len += 1 + strlen(to + len + 1);
+		kvp_epp_count(x, KVP_CTR_EPP_FALLBACKS);
+	}
+	to[len] = 0;
+}
+
+/* q: the request as it was selected for; NULL: it waited, and is made anew where it is needed. */
+static void adopt(struct kvp_job *j, const struct kvp_select_request *q, const struct kvp_select_answer *got)
 {
 	struct kvp_epp *x = j->x;
 	struct kvp_pick_answer a = {.status = 200, .has_booking = 1};
-	char to[KVP_POOL_TEXT], rank[16];
+	char to[KVP_POOL_TEXT * (1 + KVP_EPP_FALLBACK_MAX)], rank[16];
+	struct kvp_select_request again = {.role = KVP_PART_AGGREGATED, .override = KVP_EPP_NO_OVERRIDE};
 	uint32_t len = (uint32_t)got->selection_id.len;
 	if (len >= KVP_EPP_ID_MAX - 4) {
 		kvp_selection_free(x->selection, got->selection_id);
@@ -185,6 +246,9 @@ static void adopt(struct kvp_job *j, const struct kvp_select_answer *got)
 		refuse(j, KVP_CTR_EPP_VANISHED, 503, no_endpoints);
 		return;
 	}
+	j->predicted_tok = got->overlap.longest_matched_tok;
+	if (x->boot.config->epp_fallback_endpoints && (q || !request_of(j, kept_of(j), &again)))
+		add_fallbacks(j, q ? q : &again, to, sizeof(to));
 	a.destination = (struct kvp_extproc_str){to, (uint32_t)strlen(to)};
 	if (x->boot.config->epp_dp_routing == KVP_DP_HEADER) {
 		int n = snprintf(rank, sizeof(rank), "%u", j->dp_rank);
@@ -200,8 +264,7 @@ static void adopt(struct kvp_job *j, const struct kvp_select_answer *got)
 	kvp_epp_booked(j);
 	kvp_epp_count(x, KVP_CTR_EPP_BOOKED);
 	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_ISL, j->isl_tok);
-	kvp_ctr_add(x->boot.ctr, KVP_CTR_EPP_PREDICTED_TOK, got->overlap.longest_matched_tok);
-	j->predicted_tok = got->overlap.longest_matched_tok;
+	kvp_ctr_add(x->boot.ctr, KVP_CTR_EPP_PREDICTED_TOK, j->predicted_tok);
 	done(j, &a);
 }
 
@@ -216,7 +279,8 @@ static void refuse_busy(struct kvp_job *j)
 }
 
 /* settle turns the answer of the selection into the stream's. */
-static void settle(struct kvp_job *j, int status, const struct kvp_select_answer *got)
+static void settle(struct kvp_job *j, const struct kvp_select_request *q, int status,
+	const struct kvp_select_answer *got)
 {
 	kvp_timer_cancel(j->x->loop, &j->deadline);
 	j->state = KVP_JOB_IDLE;
@@ -224,7 +288,7 @@ static void settle(struct kvp_job *j, int status, const struct kvp_select_answer
 		kvp_clock_mono_ns() - j->select_ns);
 	switch (status) {
 	case 200:
-		adopt(j, got);
+		adopt(j, q, got);
 		break;
 	case 400:
 		refuse(j, KVP_CTR_EPP_NOT_ROUTABLE, 400, "request is not routable");
@@ -254,17 +318,6 @@ static void on_deadline(void *ctx, struct kvp_timer *t)
 }
 
 /* ---- selection ---- */
-
-static uint32_t block_size_of(const struct kvp_epp *x)
-{
-	struct kvp_part_fixed f;
-	uint32_t part;
-	if (kvp_cat_part_find(&x->boot.region->cat, KVP_PART_AGGREGATED, x->pool.model.ptr,
-		    (uint32_t)x->pool.model.len, x->pool.group.ptr, (uint32_t)x->pool.group.len, &part) ||
-		kvp_cat_part_get(&x->boot.region->cat, part, &f))
-		return 0;
-	return f.block_size;
-}
 
 /* keep_tokens copies a tokenizer's answer for a request that has to be tried again. */
 static int keep_tokens(struct kvp_job *j, const struct kvp_ask_tokens *t)
@@ -310,8 +363,11 @@ static void park(struct kvp_job *j, const struct kvp_ask_tokens *t)
 		x->loop, &x->retry, kvp_loop_now_ns(x->loop) + KVP_SLEEP_MAX_MS * 1000000ull, on_retry, x);
 }
 
-static void queue(struct kvp_job *j, uint64_t ticket)
+static void queue(struct kvp_job *j, const struct kvp_ask_tokens *t, uint64_t ticket)
 {
+	/* Fallbacks are looked for when its turn has come; without memory, by load alone. */
+	if (j->x->boot.config->epp_fallback_endpoints && !keep_tokens(j, t))
+		j->by_length = 1;
 	struct kvp_job **b = bucket(j->x, ticket);
 	j->state = KVP_JOB_QUEUED;
 	j->ticket = ticket;
@@ -328,29 +384,21 @@ static void choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
 	struct kvp_select_request q = {.role = KVP_PART_AGGREGATED, .override = KVP_EPP_NO_OVERRIDE};
 	struct kvp_select_answer got;
 	uint64_t ticket = 0, now = kvp_clock_mono_ns(), limit_ms = x->boot.config->epp_selection_deadline_ms;
-	int status = 0;
-	if (j->by_length)
-		kvp_ask_load_only(&j->ask, &q.prompt);
-	else
-		status = kvp_ask_prompt(
-			&x->parser, &j->ask, j->pick.body, j->pick.body_len, t, block_size_of(x), &q.prompt);
-	if (status || kvp_pool_refresh(&x->pool) ||
-		kvp_pool_allow(&x->pool, j->pick.subset_hint, j->pick.subset, j->pick.subset_cnt,
-			&q.allowed_worker_id, &q.allowed_cnt)) {
+	int status = request_of(j, t, &q);
+	if (status) {
 		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
 		return;
 	}
-	kvp_ask_select(&x->parser, &j->ask, &q);
 	if (!j->select_ns)
 		j->select_ns = now;
 	q.no_wait = now - j->select_ns > KVP_EPP_SESSION_WAIT_NS ? KVP_YES : KVP_NO;
 	status = kvp_selection_submit(x->selection, &q, KVP_SELECT_AND_RESERVE, &got, &ticket);
 	if (status == KVP_SELECT_WAITS)
-		queue(j, ticket);
+		queue(j, t, ticket);
 	else if (status == KVP_SELECTION_WAIT)
 		park(j, t);
 	else
-		settle(j, status, &got);
+		settle(j, &q, status, &got);
 	if ((status == KVP_SELECT_WAITS || status == KVP_SELECTION_WAIT) && limit_ms && j->state)
 		kvp_timer_set(x->loop, &j->deadline, j->select_ns + limit_ms * 1000000, on_deadline, j);
 }
@@ -366,7 +414,7 @@ int kvp_epp_retry(struct kvp_epp *x)
 		struct kvp_job *j = x->parked;
 		unpark(j);
 		j->state = KVP_JOB_IDLE;
-		choose(j, j->is_rendered ? &j->kept : NULL);
+		choose(j, kept_of(j));
 	}
 	for (struct kvp_job *j = x->parked; j; j = j->park)
 		left++;
@@ -390,7 +438,7 @@ int kvp_epp_poll(struct kvp_epp *x)
 		if (status == KVP_SELECT_WAITS)
 			continue;
 		unqueue(j);
-		settle(j, status, &got);
+		settle(j, NULL, status, &got);
 		any = 1;
 	}
 	return any;

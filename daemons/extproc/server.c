@@ -58,6 +58,10 @@ static void on_body_late(void *ctx, struct kvp_timer *t)
 
 static void job_new(struct kvp_epp *x, struct kvp_grpc_stream *st)
 {
+	if (x->draining) { /* accepted before, heard of now: another process can take it */
+		kvp_grpc_finish(st, KVP_GRPC_UNAVAILABLE, "shutting down");
+		return;
+	}
 	struct kvp_job *j = calloc(1, sizeof(*j));
 	if (!j) {
 		kvp_grpc_finish(st, KVP_GRPC_RESOURCE_EXHAUSTED, "out of memory");
@@ -303,6 +307,15 @@ void kvp_epp_server_close(struct kvp_epp *x)
 	kvp_grpc_delete(x->grpc);
 	kvp_grpc_health_delete(x->health);
 	kvp_extproc_dec_delete(x->dec);
+}
+
+void kvp_epp_server_drain(struct kvp_epp *x)
+{
+	say_health(x, 0);
+	kvp_grpc_drain(x->grpc);
+	for (struct kvp_job *j = x->jobs; j; j = j->next)
+		kvp_stream_shut_down(&j->stream);
+	kvp_epp_server_beat(x);
 }
 
 void kvp_epp_server_beat(struct kvp_epp *x)

@@ -470,6 +470,10 @@ void kvp_stream_body_late(struct kvp_stream *s)
 
 void kvp_stream_shut_down(struct kvp_stream *s)
 {
-	if (s->state == KVP_STREAM_OPEN || s->state == KVP_STREAM_PICKING)
-		reject(s, 503, no_endpoints, s->cfg->retry_after_s);
+	if (s->state != KVP_STREAM_OPEN && s->state != KVP_STREAM_PICKING)
+		return;
+	s->ops->note(s->ctx, KVP_NOTE_SHUT_DOWN);
+	s->admitted |= s->state == KVP_STREAM_PICKING; /* something to cancel, and not by the proxy */
+	s->state = KVP_STREAM_OPEN;
+	reject(s, 503, no_endpoints, s->cfg->retry_after_s);
 }

@@ -71,6 +71,7 @@ enum kvp_stream_note {
 	KVP_NOTE_BODY_TIMEOUT,
 	KVP_NOTE_BUDGET,
 	KVP_NOTE_CANCELLED, /* the proxy left while a pick was under way */
+	KVP_NOTE_SHUT_DOWN, /* the process ends before there was a pick */
 	KVP_NOTE_CNT
 };
 

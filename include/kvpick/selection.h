@@ -230,6 +230,27 @@ const struct kvp_select_refusal *kvp_selection_refusal(const struct kvp_selectio
 void kvp_selection_waiting(struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model,
 	struct kvp_str group, uint64_t *cnt, uint64_t *isl_tok);
 
+/* kvp_selection_runners_up names further workers for a request, the cheapest first, as a selection without a
+ * session would judge them now: for a caller that tries them in order when the chosen one can't be reached.
+ * Books nothing, waits for nothing. Each worker comes once, with its cheapest rank.
+ *
+ * except    worker to leave out: the chosen one.
+ * dp_rank   NULL, or the only rank number that counts.
+ * return    how many of at most cap were written to out; 0 also where the request can't be judged.
+ */
+#define KVP_RUNNERS_MAX 16
+struct kvp_runner_up {
+	uint64_t worker_id;
+	uint32_t dp_rank;
+};
+uint32_t kvp_selection_runners_up(struct kvp_selection *s, const struct kvp_select_request *q,
+	uint64_t except, const uint32_t *dp_rank, struct kvp_runner_up *out, uint32_t cap);
+
+/* kvp_selection_end_session ends the binding of a session: its next request goes where it is cheapest. 200,
+ * or 404 there is none. */
+int kvp_selection_end_session(struct kvp_selection *s, enum kvp_part_role role, struct kvp_str model,
+	struct kvp_str group, struct kvp_str session_id);
+
 /* kvp_selection_reserve books a named worker and rank, without a choice and without a queue (explicit form).
  * return  201 with a->endpoint, worker_id, dp_rank filled; 400, 404 worker or rank, 409, 503.
  */
