@@ -38,6 +38,7 @@ struct kvp_zmq_sub {
 	zmq_msg_t msg, reply;
 	uint64_t msg_seq, reply_seq;
 	int has_reply, is_blocked, is_connected;
+	uint64_t handshakes;
 	int is_fetching;  /* the running replay is a fetch: no live message is held */
 	int needs_reset;  /* on_reset is due before anything else */
 	int fetch_left;   /* fetches still to make */
@@ -170,9 +171,16 @@ int kvp_zmq_sub_is_connected(struct kvp_zmq_sub *s)
 		uint16_t event;
 		memcpy(&event, zmq_msg_data(&m), sizeof(event));
 		s->is_connected = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
+		s->handshakes += (uint64_t)s->is_connected;
 	}
 	zmq_msg_close(&m);
 	return s->is_connected;
+}
+
+uint64_t kvp_zmq_sub_handshakes(struct kvp_zmq_sub *s)
+{
+	kvp_zmq_sub_is_connected(s);
+	return s->handshakes;
 }
 
 static int copy_endpoint(char *to, const char *from)

@@ -148,6 +148,9 @@ enum kvp_zmq_state kvp_zmq_sub_state(const struct kvp_zmq_sub *s);
 const char *kvp_zmq_sub_error(const struct kvp_zmq_sub *s); /* "" if not failed */
 /* kvp_zmq_sub_is_connected: has the live socket finished a handshake with the publisher (and not lost it)? */
 int kvp_zmq_sub_is_connected(struct kvp_zmq_sub *s);
+/* kvp_zmq_sub_handshakes counts them since open: the same number, connected both times, means that nothing
+ * sent meanwhile was lost on a broken connection. */
+uint64_t kvp_zmq_sub_handshakes(struct kvp_zmq_sub *s);
 const struct kvp_zmq_stats *kvp_zmq_sub_stats(const struct kvp_zmq_sub *s);
 const struct kvp_zmq_cursor *kvp_zmq_sub_cursor(const struct kvp_zmq_sub *s);
 

@@ -39,6 +39,9 @@ enum kvp_cmd_type {
 	KVP_CMD_ROUTED,	       /* a piece of a booking for the index: struct kvp_cmd_routed */
 	KVP_CMD_NAMES, /* arg: index slot << 32 | generation, partition; payload: local hashes of a prompt's
 			* first blocks; reply: the rank's own hashes of those that it holds */
+	KVP_CMD_RECOV_BEGIN,   /* recovery from a peer: daemons/common/recov_page.h */
+	KVP_CMD_RECOV_PUT,
+	KVP_CMD_RECOV_END,
 	KVP_CMD_TYPE_CNT
 };
 

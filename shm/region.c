@@ -69,6 +69,7 @@ static const struct object object[] = {
 	{"quota", kvp_quota_footprint, kvp_quota_new, BY_BOOKER},
 	{"sources", kvp_peers_footprint, kvp_peers_new, BY_BOOKER},
 	{"gates", kvp_gates_footprint, kvp_gates_new, BY_BOOKER},
+	{"recovery", kvp_recov_footprint, kvp_recov_new, BY_SUPERVISOR},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -272,6 +273,7 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : kvp_quota_join(r->base + d[13].off, g, &r->quota);
 	rc = rc ? rc : kvp_peers_join(r->base + d[14].off, g, &r->sources);
 	rc = rc ? rc : kvp_gates_join(r->base + d[15].off, g, &r->gates);
+	rc = rc ? rc : kvp_recov_join(r->base + d[16].off, g, &r->recov);
 	if (!rc)
 		kvp_book_on_end(&r->book, end_lease, &r->affinity);
 	return rc;

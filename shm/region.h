@@ -27,6 +27,7 @@
 #include "shm/queue.h"
 #include "shm/quota.h"
 #include "shm/radix.h"
+#include "shm/recov.h"
 #include "shm/resv.h"
 #include "shm/slot.h"
 
@@ -81,6 +82,7 @@ struct kvp_region { /* process-local */
 	struct kvp_peers sources; /* base addresses (http://ip:port) that the index may be recovered from */
 	struct kvp_quota quota;
 	struct kvp_gates gates;
+	struct kvp_recov recov;
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.

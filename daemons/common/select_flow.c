@@ -223,12 +223,20 @@ static int select_unbooked(
 	return status;
 }
 
+/* Nothing is selected before the index is recovered: 0, or 503. */
+static int open_to_select(struct kvp_selection *s, const struct kvp_select_request *q)
+{
+	if (kvp_recov_is_shut(&s->region->recov))
+		return kvp_sel_fail(s, 503, "the index is still being recovered from a peer");
+	return kvp_sel_open_partition(s, q->role, q->model, q->group);
+}
+
 int kvp_selection_select(
 	struct kvp_selection *s, const struct kvp_select_request *q, struct kvp_select_answer *a)
 {
 	uint64_t start_ns = kvp_clock_mono_ns();
 	memset(a, 0, sizeof(*a));
-	int status = kvp_sel_open_partition(s, q->role, q->model, q->group);
+	int status = open_to_select(s, q);
 	status = status ? status : select_unbooked(s, q, a);
 	if (status)
 		return status;
@@ -268,7 +276,7 @@ int kvp_selection_select_and_reserve(
 	enum kvp_tristate track = either(q->override.track_prefill_tokens, s->set.track_prefill_tokens);
 	uint32_t chosen = 0;
 	memset(a, 0, sizeof(*a));
-	int status = kvp_sel_open_partition(s, q->role, q->model, q->group);
+	int status = open_to_select(s, q);
 	if (status)
 		return status;
 	a->selection_id = q->selection_id.ptr ? q->selection_id : make_uuid(s->id);

@@ -76,6 +76,11 @@ static uint64_t check_gates(struct kvp_region *r)
 	return kvp_gates_check(&r->gates);
 }
 
+static uint64_t check_recovery(struct kvp_region *r)
+{
+	return kvp_recov_check(&r->recov);
+}
+
 static const struct {
 	const char *name;
 	uint64_t (*check)(struct kvp_region *r);
@@ -95,6 +100,7 @@ static const struct {
 	{"quota", check_quota},
 	{"sources", check_sources},
 	{"gates", check_gates},
+	{"recovery", check_recovery},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

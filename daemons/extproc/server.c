@@ -187,7 +187,7 @@ static void say_health(struct kvp_epp *x, int ready)
 /* Worker counts do not matter, but for the number that has to have been there once. */
 static int is_ready(const struct kvp_epp *x)
 {
-	return !x->draining &&
+	return !x->draining && !kvp_recov_is_shut(&x->boot.region->recov) &&
 	       kvp_cat_most_schedulable(&x->boot.region->cat) >= x->boot.config->min_initial_workers;
 }
 

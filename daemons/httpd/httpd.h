@@ -11,10 +11,12 @@
 #include "daemons/common/apply_config.h"
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
+#include "daemons/common/dump_serve.h"
 #include "daemons/common/select.h"
 #include "daemons/common/request_body.h"
 #include <kvpick/clock.h>
 #include "daemons/common/token.h"
+#include "ipc/http_query.h"
 #include "ipc/http_server.h"
 #include "ipc/json_out.h"
 #include "ipc/loop.h"
@@ -53,7 +55,6 @@ struct kvp_httpd_wait {
 #define KVP_HTTPD_WAIT_BUCKETS 4096
 
 struct kvp_httpd_hint; /* kv_hint.c: an answer that waits for its hint */
-struct kvp_httpd_dump; /* routes_dump.c: a dump that is being sent */
 
 struct kvp_httpd {
 	struct kvp_boot boot;
@@ -63,7 +64,7 @@ struct kvp_httpd {
 	struct kvp_parse parse;
 	struct kvp_jw out;
 	struct kvp_httpd_cmd *pending;
-	struct kvp_httpd_dump *dumps;
+	struct kvp_dumps dumps;
 	struct kvp_httpd_hint *hints;
 	struct kvp_httpd_parked *parked; /* oldest first */
 	struct kvp_policy policy;
@@ -100,11 +101,6 @@ void kvp_httpd_too_large(void *ctx, const struct kvp_http_req *r, int *status, c
 void kvp_reply_json(struct kvp_call *c, int status);
 void kvp_reply_error(struct kvp_call *c, int status, const char *text);
 void kvp_reply_ok(struct kvp_call *c);
-/* kvp_query_get decodes a query parameter into buf: 1 found, 0 absent, -1 malformed or too long. */
-int kvp_query_get(const struct kvp_http_req *r, const char *name, char *buf, size_t cap, size_t *len);
-/* kvp_percent_decode decodes n bytes; the length, or -1 when malformed or over cap. */
-enum kvp_plus { KVP_PLUS_IS_PLUS, KVP_PLUS_IS_SPACE }; /* in paths, in query strings */
-long kvp_percent_decode(const char *in, size_t n, enum kvp_plus plus, char *out, size_t cap);
 
 /* Routes by file: selection and lifecycle; worker catalogue; inspection. */
 void kvp_route_select(struct kvp_call *c);
@@ -123,8 +119,8 @@ void kvp_route_health(struct kvp_call *c);
 void kvp_route_ready(struct kvp_call *c);
 void kvp_route_status(struct kvp_call *c);
 void kvp_status_redirect(struct kvp_call *c);
-/* kvp_httpd_ready: what GET /ready says: a worker is schedulable, as many as wanted at first have been so at
- * once, and the process does not drain. */
+/* kvp_httpd_ready: what GET /ready says: the index is recovered if there is where from, a worker is
+ * schedulable, as many as wanted at first have been so at once, and the process does not drain. */
 int kvp_httpd_ready(struct kvp_httpd *h);
 void kvp_route_loads(struct kvp_call *c);
 void kvp_route_metrics(struct kvp_call *c);
@@ -167,10 +163,8 @@ int kvp_httpd_hint_begin(struct kvp_call *c, const struct kvp_select_answer *a);
 int kvp_httpd_hint_poll(struct kvp_httpd *h);
 void kvp_httpd_hint_drop(struct kvp_httpd *h, struct kvp_httpd_hint *x);
 
-/* routes_dump.c. kvp_httpd_dump_poll goes on with the dumps that can; 1 if there was one.
- * kvp_httpd_dump_drop: the client has gone. */
-int kvp_httpd_dump_poll(struct kvp_httpd *h);
-void kvp_httpd_dump_drop(struct kvp_httpd *h, struct kvp_httpd_dump *x);
+/* routes_dump.c: makes h->dumps ready for use. */
+void kvp_httpd_dump_open(struct kvp_httpd *h);
 
 /* kvp_httpd_poll_commands answers the requests whose command the indexer has answered; 1 if there was one. */
 int kvp_httpd_poll_commands(struct kvp_httpd *h);

@@ -22,7 +22,7 @@ void kvp_httpd_abort(void *ctx, struct kvp_http_req *r)
 	else if (*job == KVP_HTTPD_HINT)
 		kvp_httpd_hint_drop(ctx, r->user);
 	else if (*job == KVP_HTTPD_DUMP)
-		kvp_httpd_dump_drop(ctx, r->user);
+		kvp_dumps_drop(&((struct kvp_httpd *)ctx)->dumps, r);
 	else
 		((struct kvp_httpd_cmd *)r->user)->req = NULL; /* it goes on; its reply is thrown away */
 }
@@ -36,7 +36,7 @@ static void on_wake(void *ctx, int fd)
 	kvp_httpd_retry(h);
 	kvp_httpd_wait_poll(h);
 	kvp_httpd_hint_poll(h);
-	kvp_httpd_dump_poll(h);
+	kvp_dumps_poll(&h->dumps);
 }
 
 /* before_sleep: neither replies of the indexer nor turns of waiting requests must be missed between the last
@@ -44,11 +44,11 @@ static void on_wake(void *ctx, int fd)
 static int before_sleep(void *ctx)
 {
 	struct kvp_httpd *h = ctx;
-	if (!h->pending && !h->parked && !h->waits && !h->dumps && !h->hints)
+	if (!h->pending && !h->parked && !h->waits && !h->dumps.first && !h->hints)
 		return 0;
 	kvp_slot_sleep(h->boot.slots);
 	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h) | kvp_httpd_wait_poll(h) |
-	       kvp_httpd_hint_poll(h) | kvp_httpd_dump_poll(h);
+	       kvp_httpd_hint_poll(h) | kvp_dumps_poll(&h->dumps);
 }
 
 static void on_drained(void *ctx)
@@ -118,7 +118,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	count_http(h);
 	kvp_httpd_poll_commands(h);
 	kvp_httpd_hint_poll(h);
-	kvp_httpd_dump_poll(h);
+	kvp_dumps_poll(&h->dumps);
 	reap_sessions(h);
 	kvp_select_report(h->selection);
 	kvp_httpd_wait_poll(h);
@@ -197,6 +197,7 @@ static int open_all(struct kvp_httpd *h)
 	h->selection = kvp_select_open(h->boot.region, h->boot.owner, h->boot.ctr, &set);
 	if (!h->selection)
 		return KVP_ERR_SYS;
+	kvp_httpd_dump_open(h);
 	h->token.path = h->boot.config->api_token_file;
 	int rc = kvp_token_refresh(&h->token);
 	rc = rc ? rc : kvp_loop_open(&h->loop, 0);

@@ -70,6 +70,20 @@ static void tree(struct kvp_httpd *h, struct kvp_jw *w)
 	kvp_jw_end(w);
 }
 
+static void recovery(struct kvp_httpd *h, struct kvp_jw *w)
+{
+	struct kvp_recov_info i;
+	kvp_recov_get(&h->boot.region->recov, &i);
+	uint64_t end = i.ended_ns ? i.ended_ns : kvp_clock_mono_ns();
+	kvp_jw_key(w, "recovery");
+	kvp_jw_obj(w);
+	kvp_jw_kstr(w, "state", kvp_recov_name(i.state));
+	kvp_jw_ku64(w, "attempts", i.attempts);
+	kvp_jw_ku64(w, "blocks", i.blocks);
+	kvp_jw_ku64(w, "ms", i.state == KVP_RECOV_NONE ? 0 : (end - i.begun_ns) / 1000000);
+	kvp_jw_end(w);
+}
+
 static void processes(struct kvp_httpd *h, struct kvp_jw *w)
 {
 	const struct kvp_slots *s = h->boot.slots;
@@ -230,6 +244,7 @@ void kvp_route_status(struct kvp_call *c)
 	kvp_jw_obj(w);
 	node(h, w);
 	tree(h, w);
+	recovery(h, w);
 	int good = info && loads(h, w);
 	if (good)
 		workers(h, w, info);

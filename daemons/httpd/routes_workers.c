@@ -201,7 +201,8 @@ void kvp_route_worker_list(struct kvp_call *c)
 
 int kvp_httpd_ready(struct kvp_httpd *h)
 {
-	return !h->draining && kvp_selection_schedulable(h->selection) > 0 &&
+	return !h->draining && !kvp_recov_is_shut(&h->boot.region->recov) &&
+	       kvp_selection_schedulable(h->selection) > 0 &&
 	       kvp_cat_most_schedulable(&h->boot.region->cat) >= h->boot.config->min_initial_workers;
 }
 

@@ -20,6 +20,7 @@
 #define KVP_INDEXER_H
 
 #include "daemons/common/worker_record.h"
+#include "daemons/indexer/recovery.h"
 #include "daemons/indexer/ring.h"
 #include "shm/catalogue.h"
 #include "shm/counter.h"
@@ -100,6 +101,7 @@ struct kvp_idx {
 	uint64_t *note_first;
 	struct kvp_ctr_column_shm *ctr;
 	struct kvp_idx_routed routed;
+	struct kvp_idx_recovery recovery;
 	struct kvp_idx_listeners *listeners;
 	struct kvp_json *json;
 	struct kvp_jw jw;	       /* last record written */

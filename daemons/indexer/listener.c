@@ -30,12 +30,13 @@ enum {
 #define RETRY_MIN_NS 1000000000ull
 #define RETRY_MAX_NS 60000000000ull
 
-enum change_kind { CHANGE_START, CHANGE_STOP, CHANGE_REPLAY, CHANGE_RANKS };
+enum change_kind { CHANGE_START, CHANGE_STOP, CHANGE_REPLAY, CHANGE_RANKS, CHANGE_MARK, CHANGE_OPEN };
 
 struct change {
 	struct change *next;
 	enum change_kind kind;
 	struct kvp_idx_listen spec; /* strings on the heap */
+	uint64_t number;	    /* MARK, OPEN */
 };
 
 struct thread;
@@ -47,6 +48,7 @@ struct listener {
 	uint32_t block_size_warned;
 	uint32_t is_active, is_failed; /* as counted in the gauges */
 	uint64_t retry_ns, wait_ns;    /* next attempt of a failed one, and how long it waits for it */
+	uint64_t mark, handshakes;     /* last mark at which it was connected; handshakes by then */
 };
 
 struct thread {
@@ -61,6 +63,11 @@ struct thread {
 	struct kvp_zmq_sub **sub;
 	uint32_t cnt, cap;
 	uint64_t report_ns;
+	enum kvp_zmq_gate gate;
+	uint32_t is_opening;		 /* what was kept is being handed over */
+	uint64_t marked;		 /* last mark; release */
+	uint32_t marked_cnt, marked_connected;
+	uint32_t is_caught_up;		 /* release */
 };
 
 struct kvp_idx_listeners {
@@ -419,7 +426,7 @@ static void listener_add(struct thread *t, const struct kvp_idx_listen *spec)
 	struct kvp_zmq_sub_cfg cfg = {.zmq = t->all->zmq,
 		.endpoint = spec->event,
 		.replay_endpoint = spec->replay,
-		.gate = KVP_ZMQ_GATE_OPEN,
+		.gate = t->gate,
 		.fetch = spec->fetch,
 		.ctx = l,
 		.on_batch = on_batch,
@@ -468,11 +475,55 @@ static void listener_ranks(struct listener *l, uint32_t start_rank, uint32_t ran
 	l->spec.rank_cnt = rank_cnt;
 }
 
+/* Which listeners are connected now. */
+static void mark(struct thread *t, uint64_t number)
+{
+	uint32_t connected = 0;
+	for (uint32_t i = 0; i < t->cnt; i++) {
+		struct listener *l = t->listener[i];
+		l->handshakes = kvp_zmq_sub_handshakes(t->sub[i]);
+		l->mark = kvp_zmq_sub_is_connected(t->sub[i]) ? number : 0;
+		connected += l->mark != 0;
+	}
+	t->marked_cnt = t->cnt;
+	t->marked_connected = connected;
+	kvp_st_rel_u64(&t->marked, number); /* pairs with: kvp_idx_listeners_marked */
+	wake(t);
+}
+
+static void open_gate(struct thread *t, uint64_t number)
+{
+	for (uint32_t i = 0; i < t->cnt; i++) {
+		const struct listener *l = t->listener[i];
+		if (number && l->mark == number && kvp_zmq_sub_handshakes(t->sub[i]) == l->handshakes &&
+			kvp_zmq_sub_is_connected(t->sub[i]))
+			kvp_zmq_sub_after_snapshot(t->sub[i]);
+		kvp_zmq_sub_ready(t->sub[i]);
+	}
+	t->gate = KVP_ZMQ_GATE_OPEN;
+	t->is_opening = 1;
+}
+
+/* Tells when nothing is left of what was kept while the gate was shut. */
+static void catch_up(struct thread *t)
+{
+	for (uint32_t i = 0; i < t->cnt; i++)
+		if (kvp_zmq_sub_state(t->sub[i]) == KVP_ZMQ_CATCHING_UP)
+			return;
+	t->is_opening = 0;
+	kvp_st_rel_u32(&t->is_caught_up, 1); /* pairs with: kvp_idx_listeners_caught_up */
+	wake(t);
+}
+
 static void change_apply(struct thread *t, struct change *c)
 {
 	uint32_t at = 0;
 	if (c->kind == CHANGE_START) {
 		listener_add(t, &c->spec);
+		return;
+	}
+	if (c->kind == CHANGE_MARK || c->kind == CHANGE_OPEN) {
+		(c->kind == CHANGE_MARK ? mark : open_gate)(t, c->number);
 		return;
 	}
 	while (at < t->cnt && t->listener[at]->spec.listener != c->spec.listener)
@@ -515,6 +566,8 @@ static void *thread_main(void *arg)
 		if (is_woken && read(t->wake_fd, &word, sizeof(word)) < 0 && errno != EAGAIN)
 			KVP_LOG_W("listener.wake", "errno=%d", errno);
 		mailbox_empty(t);
+		if (t->is_opening)
+			catch_up(t);
 		uint64_t now = kvp_clock_mono_ns();
 		if (now < t->report_ns)
 			continue;
@@ -531,6 +584,63 @@ static void *thread_main(void *arg)
 }
 
 /* -- apply thread's side -- */
+
+static void leave(struct thread *t, struct change *c)
+{
+	uint64_t one = 1;
+	pthread_mutex_lock(&t->lock);
+	*t->last = c;
+	t->last = &c->next;
+	pthread_mutex_unlock(&t->lock);
+	if (write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
+		KVP_LOG_W("listener.wake", "errno=%d", errno);
+}
+
+/* For every thread the same change. */
+static int leave_all(struct kvp_idx_listeners *l, enum change_kind kind, uint64_t number)
+{
+	for (uint32_t i = 0; i < l->thread_cnt; i++) {
+		struct change *c = calloc(1, sizeof(*c));
+		if (!c)
+			return KVP_ERR_SYS;
+		c->kind = kind;
+		c->number = number;
+		leave(&l->thread[i], c);
+	}
+	return KVP_OK;
+}
+
+int kvp_idx_listeners_mark(struct kvp_idx_listeners *l, uint64_t number)
+{
+	return leave_all(l, CHANGE_MARK, number);
+}
+
+int kvp_idx_listeners_marked(
+	const struct kvp_idx_listeners *l, uint64_t number, uint32_t *cnt, uint32_t *connected)
+{
+	*cnt = *connected = 0;
+	for (uint32_t i = 0; i < l->thread_cnt; i++) {
+		const struct thread *t = &l->thread[i];
+		if (kvp_ld_acq_u64(&t->marked) != number) /* pairs with: mark */
+			return 0;
+		*cnt += t->marked_cnt;
+		*connected += t->marked_connected;
+	}
+	return 1;
+}
+
+int kvp_idx_listeners_open_gate(struct kvp_idx_listeners *l, uint64_t number)
+{
+	return leave_all(l, CHANGE_OPEN, number);
+}
+
+int kvp_idx_listeners_caught_up(const struct kvp_idx_listeners *l)
+{
+	for (uint32_t i = 0; i < l->thread_cnt; i++)
+		if (!kvp_ld_acq_u32(&l->thread[i].is_caught_up)) /* pairs with: catch_up */
+			return 0;
+	return 1;
+}
 
 static int leave_change(struct kvp_idx_listeners *l, enum change_kind kind, const struct kvp_idx_listen *spec)
 {
@@ -552,13 +662,7 @@ static int leave_change(struct kvp_idx_listeners *l, enum change_kind kind, cons
 		free(c);
 		return KVP_ERR_SYS;
 	}
-	pthread_mutex_lock(&t->lock);
-	*t->last = c;
-	t->last = &c->next;
-	pthread_mutex_unlock(&t->lock);
-	uint64_t one = 1;
-	if (write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
-		KVP_LOG_W("listener.wake", "errno=%d", errno);
+	leave(t, c);
 	return KVP_OK;
 }
 
@@ -602,6 +706,7 @@ static int thread_open(struct kvp_idx_listeners *l, struct thread *t)
 {
 	t->all = l;
 	t->last = &t->first;
+	t->gate = l->cfg.gate == KVP_IDX_GATE_SHUT ? KVP_ZMQ_GATE_SHUT : KVP_ZMQ_GATE_OPEN;
 	t->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	t->dec = kvp_kv_dec_new();
 	if (t->wake_fd < 0 || !t->dec || kvp_idx_ring_open(&t->ring, RING_WORDS) ||

@@ -37,8 +37,12 @@ struct kvp_idx_listen {	   /* what a listener is to do */
 	uint32_t note_cnt;
 };
 
+/* SHUT: what engines send is kept in the sockets until kvp_idx_listeners_open_gate. */
+enum kvp_idx_gate { KVP_IDX_GATE_OPEN, KVP_IDX_GATE_SHUT };
+
 struct kvp_idx_listeners_cfg {
 	uint32_t threads; /* >= 1 */
+	enum kvp_idx_gate gate;
 	struct kvp_ctr_column_shm *ctr;
 	/* Called by the decoder threads: they gave the apply thread work; a listener has failed (one line
 	 * of text without a number that changes). */
@@ -61,6 +65,19 @@ void kvp_idx_listen_replay(
 	struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener, const char *replay);
 void kvp_idx_listen_ranks(struct kvp_idx_listeners *l, uint32_t rank_slot, uint64_t listener,
 	uint32_t start_rank, uint32_t rank_cnt);
+
+/* -- recovery, apply thread --
+ * kvp_idx_listeners_mark has all threads note which listeners are connected now, under a number that is not
+ * 0; KVP_ERR_SYS. kvp_idx_listeners_marked: 1 once all have; *cnt listeners, *connected of them.
+ * kvp_idx_listeners_open_gate lets all listeners go on, also those to come. Those that were connected at that
+ * mark and have not lost their connection since take their first batch as following the snapshot; number 0:
+ * none does. KVP_ERR_SYS. kvp_idx_listeners_caught_up: 1 once what was kept has gone to the rings. */
+int kvp_idx_listeners_mark(struct kvp_idx_listeners *l, uint64_t number);
+int kvp_idx_listeners_marked(
+	const struct kvp_idx_listeners *l, uint64_t number, uint32_t *cnt, uint32_t *connected);
+int kvp_idx_listeners_open_gate(struct kvp_idx_listeners *l, uint64_t number);
+int kvp_idx_listeners_caught_up(const struct kvp_idx_listeners *l);
+
 /* kvp_idx_listeners_epoch publishes the registry epoch to the threads. */
 void kvp_idx_listeners_epoch(struct kvp_idx_listeners *l, uint64_t epoch);
 

@@ -30,6 +30,8 @@ enum {
 	SLEEP_MS = KVP_SLEEP_MAX_MS,
 	TOUR_AGE_MAX = 60, /* looks of the gauges' timer: seconds */
 };
+#define RECOVERY_SPARE_MS 60000ull /* a peer daemon is restarted within that */
+#define RECOVERY_MS_MAX 1000000000ull
 #define EXPIRE_EVERY_NS 60000000000ull
 #define LAPSES_A_LEASE 12 /* looks for leases that ran out */
 #define GAUGES_EVERY_NS 1000000000ull
@@ -158,6 +160,16 @@ static int open_signals(struct daemon *d)
 	return d->signal_fd < 0 ? KVP_ERR_SYS : KVP_OK;
 }
 
+/* A list of peers comes to its end, and whoever asks them answers in time. Peers that are yet to be found are
+ * waited for. */
+static uint64_t patience_ns(const struct kvp_config *c)
+{
+	uint64_t ms = c->recovery_http_timeout_ms;
+	if (!c->indexer_peers[0])
+		return 0;
+	return (ms < RECOVERY_MS_MAX ? 2 * ms + RECOVERY_SPARE_MS : RECOVERY_MS_MAX) * 1000000;
+}
+
 static int open_all(struct daemon *d)
 {
 	struct kvp_region *r = d->boot.region;
@@ -176,6 +188,7 @@ static int open_all(struct daemon *d)
 	if (!rc && cfg.events == KVP_WREC_EVENTS_ON) {
 		d->thread_cnt = c->eff.threads ? c->eff.threads : 1;
 		struct kvp_idx_listeners_cfg lc = {.threads = d->thread_cnt,
+			.gate = kvp_recov_is_shut(&r->recov) ? KVP_IDX_GATE_SHUT : KVP_IDX_GATE_OPEN,
 			.ctr = d->boot.ctr,
 			.wake = wake_self,
 			.failed = listener_failed,
@@ -185,6 +198,8 @@ static int open_all(struct daemon *d)
 	}
 	d->idx.memo = &d->memo;
 	rc = rc ? rc : open_routed(d);
+	rc = rc ? rc : kvp_idx_recovery_open(
+			  &d->idx, &r->recov, r->geom.block_max, patience_ns(c), kvp_clock_mono_ns());
 	if (!rc)
 		kvp_idx_unmatched_begin(&d->idx, &r->hits);
 	rc = rc ? rc : kvp_idx_recover(&d->idx);
@@ -237,6 +252,18 @@ static void command(struct daemon *d, struct kvp_cmd_cell *c)
 	case KVP_CMD_WORKER_DELETE:
 		status = kvp_idx_worker_delete(idx, c->worker_id);
 		break;
+	case KVP_CMD_RECOV_BEGIN:
+		status = kvp_idx_recovery_begin(idx, c, buf, &len, kvp_clock_mono_ns());
+		kvp_cmd_reply(ring, c, status, len);
+		return;
+	case KVP_CMD_RECOV_PUT:
+		status = kvp_idx_recovery_put(idx, c, buf, &len, kvp_clock_mono_ns());
+		kvp_cmd_reply(ring, c, status, len);
+		return;
+	case KVP_CMD_RECOV_END:
+		status = kvp_idx_recovery_end(idx, c, kvp_clock_mono_ns());
+		kvp_cmd_reply(ring, c, status, 0);
+		return;
 	case KVP_CMD_DUMP:
 		status = kvp_idx_dump(idx, c, buf, &len);
 		kvp_cmd_reply(ring, c, status, len);
@@ -385,6 +412,8 @@ static void run(struct daemon *d)
 		if (done)
 			kvp_idx_ahead_note(&d->ahead);
 		timers(d, now);
+		if (d->idx.recovery.gate)
+			kvp_idx_recovery_tend(&d->idx, now, !has_operations(d));
 		workers_changed(d);
 		now = kvp_clock_mono_ns();
 		kvp_ctr_max(d->boot.ctr, KVP_CTR_LOOP_MAX_NS, now - start);

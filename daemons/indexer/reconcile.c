@@ -261,6 +261,9 @@ static int commit(struct kvp_idx *idx, struct plan *p, enum kvp_idx_resume how)
 		.rec = p->rec, .start_rank = p->start_rank, .rank_cnt = p->rank_cnt, .slot = w->rank_slot};
 	for (uint32_t i = 0; i < w->rank_cnt; i++)
 		idx->rank[w->rank_slot[i]].kv_hint = kv_hint_of(idx, p->rec, w->start_rank + i);
+	for (uint32_t i = 0; i < w->rank_cnt; i++)
+		if (p->is_new[i])
+			kvp_idx_recovery_give(idx, w->rank_slot[i]);
 	listen_all(idx, &view, how);
 	KVP_POINT("indexer:listening");
 	rc = record_put(idx, p->widx, p->role, p->part, p->rec, KVP_LIFE_SCHEDULABLE, NULL);

@@ -50,6 +50,7 @@ void kvp_idx_close(struct kvp_idx *idx)
 	for (uint32_t i = 0; i < KVP_PART_MAX; i++)
 		free(idx->part[i].worker_idx);
 	kvp_idx_routed_close(idx);
+	kvp_idx_recovery_close(idx);
 	kvp_json_free(idx->json);
 	kvp_jw_free(&idx->jw);
 	free(idx->rank);
@@ -419,6 +420,7 @@ static void index_one(struct kvp_idx *idx, uint32_t rank_slot)
 	kvp_ctr_add(idx->ctr, KVP_CTR_IDX_RANK_INDEXED, 1);
 	epoch_next(idx);
 	r->epoch = idx->epoch;
+	kvp_idx_recovery_give(idx, rank_slot);
 	if (r->listener) {
 		if (idx->listeners)
 			kvp_idx_listen_stop(idx->listeners, rank_slot, r->listener);

@@ -38,6 +38,14 @@ static void warn_size(const struct sup *s)
 			(unsigned long long)limit);
 }
 
+/* A peer to recover from is configured, or will be found by discovery, and there is who asks it. */
+static int recovers(const struct sup *s)
+{
+	const struct kvp_config *c = s->cfg;
+	int is_found = c->epp_peer_service[0] && c->eff.dump_port && c->eff.discovery_on;
+	return s->path[KVP_ROLE_PEER][0] && c->use_kv_events && (c->indexer_peers[0] || is_found);
+}
+
 int sup_region(struct sup *s)
 {
 	struct kvp_node_err e = {""};
@@ -46,6 +54,8 @@ int sup_region(struct sup *s)
 		KVP_LOG_E("node.region", "error=%s", e.text[0] ? e.text : kvp_strerror(rc));
 		return rc == KVP_ERR_INVAL ? KVP_EXIT_CONFIG : KVP_EXIT_DEPEND;
 	}
+	if (recovers(s))
+		kvp_recov_begin(&s->node.region->recov, kvp_clock_mono_ns());
 	s->ctr = kvp_region_own_column(s->node.region, 0);
 	kvp_ctr_add(s->ctr, KVP_CTR_PROC_STARTED, 1);
 	kvp_ctr_set(s->ctr, KVP_CTR_SUP_REBUILT, s->rebuilds);
