@@ -1,8 +1,8 @@
 /* ipc/dump_read.h — reads the text of a peer's `GET /dump` as it comes, event by event.
  *
- * Shape      a pull-free parser: bytes in pieces of any size, callbacks out. It holds one event, a token of at
- *            most KVP_DREAD_TOKEN_MAX bytes, and, where a partition names its block size behind its events,
- *            those events up to KVP_DREAD_WAIT_BYTES.
+ * Shape      a pull-free parser: bytes in pieces of any size, callbacks out. It holds one event, a token of
+ *            at most KVP_DREAD_TOKEN_MAX bytes, and, where a partition names its block size behind its
+ *            events, those events up to KVP_DREAD_WAIT_BYTES.
  * Truth      the struct; the JSON grammar is the library's (yajl), numbers are read from their text: exact.
  * Writers    one thread.
  * Ordering   on_part once a partition, as soon as its block size is known; on_event in the order of the text,
@@ -60,9 +60,9 @@ struct kvp_dread;
 struct kvp_dread *kvp_dread_new(const struct kvp_dread_cfg *cfg);
 void kvp_dread_free(struct kvp_dread *d);
 
-/* kvp_dread_feed reads len bytes. kvp_dread_end: the text is over. KVP_OK; KVP_ERR_PROTO (not a dump, or an end
- * in the middle), KVP_ERR_LIMIT (a token, an event or a wait over its limit), KVP_ERR_SYS (memory), or what a
- * callback answered. After a failure the same again. kvp_dread_error: one line about it. */
+/* kvp_dread_feed reads len bytes. kvp_dread_end: the text is over. KVP_OK; KVP_ERR_PROTO (not a dump, or an
+ * end in the middle), KVP_ERR_LIMIT (a token, an event or a wait over its limit), KVP_ERR_SYS (memory), or
+ * what a callback answered. After a failure the same again. kvp_dread_error: one line about it. */
 int kvp_dread_feed(struct kvp_dread *d, const char *data, size_t len);
 int kvp_dread_end(struct kvp_dread *d);
 const char *kvp_dread_error(const struct kvp_dread *d);

@@ -8,7 +8,9 @@
 #include <sys/mman.h>
 
 #include "daemons/indexer/apply.c"
+#include "daemons/indexer/held.c"
 #include "daemons/indexer/reconcile.c"
+#include "daemons/indexer/recovery.c"
 #include "daemons/indexer/registry.c"
 #include "daemons/indexer/routed.c"
 #include "daemons/indexer/listener.h"
@@ -44,6 +46,9 @@ static struct fake {
 	struct fake_listen listen[FAKE_RANKS];
 	uint32_t starts, stops, moves;
 	uint64_t epoch;
+	/* recovery */
+	uint64_t mark, opened; /* last number marked; number of the opened gate + 1, 0 = shut */
+	uint32_t has_looked, is_caught_up, connected;
 } * fake; /* shared with forked children */
 
 static const struct kvp_geom fake_geom = {.slot_max = 16,
@@ -257,6 +262,35 @@ void kvp_idx_listeners_epoch(struct kvp_idx_listeners *l, uint64_t epoch)
 {
 	(void)l;
 	fake->epoch = epoch;
+}
+
+int kvp_idx_listeners_mark(struct kvp_idx_listeners *l, uint64_t number)
+{
+	(void)l;
+	fake->mark = number;
+	return KVP_OK;
+}
+
+int kvp_idx_listeners_marked(
+	const struct kvp_idx_listeners *l, uint64_t number, uint32_t *cnt, uint32_t *connected)
+{
+	(void)l;
+	*cnt = fake->starts - fake->stops;
+	*connected = fake->connected;
+	return fake->has_looked && fake->mark == number;
+}
+
+int kvp_idx_listeners_open_gate(struct kvp_idx_listeners *l, uint64_t number)
+{
+	(void)l;
+	fake->opened = number + 1;
+	return KVP_OK;
+}
+
+int kvp_idx_listeners_caught_up(const struct kvp_idx_listeners *l)
+{
+	(void)l;
+	return (int)fake->is_caught_up;
 }
 #endif
 

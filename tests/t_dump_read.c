@@ -1,4 +1,5 @@
-/* The reader of dumps: published examples, members in any order, any cut, and everything that must be refused. */
+/* The reader of dumps: published examples, members in any order, any cut, and everything that must be
+ * refused. */
 #include "ipc/dump_read.h"
 
 #include <kvpick/err.h>

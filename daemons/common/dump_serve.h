@@ -6,8 +6,9 @@
  *            other requests wait for fractions of a millisecond.
  * Truth      this memory; the text comes from the indexer page by page.
  * Writers    the loop's thread.
- * Limits     KVP_DUMPS_MAX at once, half a megabyte each at most. With a limit of bytes the text is made twice:
- *            counted, then sent. A client that doesn't read is cut by the server (its read_timeout_ms).
+ * Limits     KVP_DUMPS_MAX at once, half a megabyte each at most. With a limit of bytes the text is made
+ *            twice: counted, then sent. A client that doesn't read is cut by the server (its
+ *            read_timeout_ms).
  * Lifetime   the owner's; kvp_dumps_close ends all, their requests must be dead by then.
  * Crash      the client sees its connection end in the middle of a chunked answer.
  * Proved by  tests/s_dump.t, tests/s_recovery.t

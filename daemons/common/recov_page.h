@@ -9,9 +9,9 @@
  *            KVP_CMD_RECOV_END: arg[0] the number of the attempt that succeeded, or 0; arg[1] enum
  *            kvp_recov_state to end with; arg[2] peers asked in all.
  * Status     KVP_OK; KVP_ERR_AGAIN (begin: not all have looked yet, ask again with the same number);
- *            KVP_ERR_FENCED (put, end: another attempt has begun, or the indexer has been replaced since: begin
- *            anew); KVP_ERR_CLOSED (the recovery has ended: nothing left to do); KVP_ERR_PROTO (a record that
- *            cannot be; what was before it is applied).
+ *            KVP_ERR_FENCED (put, end: another attempt has begun, or the indexer has been replaced since:
+ *            begin anew); KVP_ERR_CLOSED (the recovery has ended: nothing left to do); KVP_ERR_PROTO (a
+ *            record that cannot be; what was before it is applied).
  * Ordering   commands of one sender are executed in the order of their posts, so several may be under way.
  *            After the end was answered the gate opens (shm/recov.h) when the listeners have caught up.
  * Writers    the peer daemon. Readers: daemons/indexer/recovery.c, which checks every length.

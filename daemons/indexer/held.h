@@ -1,13 +1,14 @@
 /* daemons/indexer/held.h — recovered blocks of workers that are not registered yet, kept until they are.
  *
- * Shape      one growing list of records (daemons/common/recov_page.h) a (role, key, worker, rank), found by a
- *            hash table.
+ * Shape      one growing list of records (daemons/common/recov_page.h) a (role, key, worker, rank), found by
+ *            a hash table.
  * Truth      this memory; the tree and the catalogue know nothing of it.
  * Writers    the apply thread.
  * Limits     max_words hashes and record words in all, KVP_HELD_RANKS ranks; what is over is dropped and
  *            counted. kvp_held_drop ends the waiting.
  * Lifetime   from a recovery until the worker registers, at most KVP_HELD_NS after the recovery's end.
- * Crash      gone with the process: such blocks come with the engine's replay or are missed until stored again.
+ * Crash      gone with the process: such blocks come with the engine's replay or are missed until stored
+ *            again.
  * Proved by  tests/t_idx_recovery.c
  */
 #ifndef KVP_INDEXER_HELD_H

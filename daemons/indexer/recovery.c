@@ -32,7 +32,7 @@ void kvp_idx_recovery_close(struct kvp_idx *idx)
 /* ---- records ---- */
 
 /* Applies one record to a rank that is in the tree. */
-static void apply(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_recov_rec *rec,
+static void rec_apply(struct kvp_idx *idx, const struct kvp_idx_rank *r, const struct kvp_recov_rec *rec,
 	const uint64_t *hash, struct kvp_recov_done *done)
 {
 	enum kvp_radix_tier tier = (enum kvp_radix_tier)rec->tier;
@@ -104,7 +104,7 @@ static const struct kvp_idx_rank *rank_of(
 	return &idx->rank[w->rank_slot[rec->dp_rank - w->start_rank]];
 }
 
-static void take(struct kvp_idx *idx, struct batch *b, const struct kvp_recov_rec *rec)
+static void rec_take(struct kvp_idx *idx, struct batch *b, const struct kvp_recov_rec *rec)
 {
 	int other;
 	const struct kvp_idx_rank *r = rank_of(idx, b, rec, &other);
@@ -112,14 +112,14 @@ static void take(struct kvp_idx *idx, struct batch *b, const struct kvp_recov_re
 	if (other)
 		b->done.skipped += n;
 	else if (r && r->index_slot != KVP_INDEX_NONE)
-		apply(idx, r, rec, (const uint64_t *)(const void *)(rec + 1), &b->done);
+		rec_apply(idx, r, rec, (const uint64_t *)(const void *)(rec + 1), &b->done);
 	else if (kvp_held_put(idx->recovery.held, &b->key, rec) == KVP_OK)
 		b->done.held += n;
 	else
 		b->done.dropped += n;
 }
 
-static void count(struct kvp_idx *idx, const struct kvp_recov_done *d)
+static void count_done(struct kvp_idx *idx, const struct kvp_recov_done *d)
 {
 	kvp_ctr_add(idx->ctr, KVP_CTR_RECOV_STORED, d->stored);
 	kvp_ctr_add(idx->ctr, KVP_CTR_RECOV_HELD, d->held);
@@ -198,12 +198,12 @@ int kvp_idx_recovery_put(
 		const struct kvp_recov_rec *rec = (const void *)((const char *)buf + at);
 		uint64_t bytes = rec_bytes(rec, c->len - at);
 		if (bytes)
-			take(idx, &b, rec);
+			rec_take(idx, &b, rec);
 		else
 			rc = KVP_ERR_PROTO;
 		at += bytes;
 	}
-	count(idx, &b.done);
+	count_done(idx, &b.done);
 	kvp_recov_tell(idx->recovery.gate, 0, b.done.stored + b.done.held);
 	memcpy(buf, &b.done, sizeof(b.done));
 	*len = sizeof(b.done);
@@ -260,17 +260,17 @@ void kvp_idx_recovery_give(struct kvp_idx *idx, uint32_t rank_slot)
 	}
 	for (uint64_t at = 0; at < l.cnt;) {
 		const struct kvp_recov_rec *rec = (const void *)(l.word + at);
-		apply(idx, r, rec, (const uint64_t *)(const void *)(rec + 1), &done);
+		rec_apply(idx, r, rec, (const uint64_t *)(const void *)(rec + 1), &done);
 		at += KVP_RECOV_REC_BYTES(rec->op, rec->n) / 8;
 	}
-	count(idx, &done);
+	count_done(idx, &done);
 	kvp_ctr_add(idx->ctr, KVP_CTR_RECOV_GIVEN, l.blocks);
 	kvp_held_free_list(&l);
 }
 
 /* ---- the end ---- */
 
-static void open_gate(struct kvp_idx *idx, uint64_t now_ns)
+static void gate_opens(struct kvp_idx *idx, uint64_t now_ns)
 {
 	struct kvp_idx_recovery *v = &idx->recovery;
 	struct kvp_recov_info i;
@@ -301,7 +301,7 @@ int kvp_idx_recovery_tend(struct kvp_idx *idx, uint64_t now_ns, int are_rings_em
 			      (are_rings_empty && kvp_idx_listeners_caught_up(idx->listeners)) ||
 			      now_ns - v->to_ns > KVP_IDX_CATCH_UP_NS;
 		if (is_done)
-			open_gate(idx, now_ns);
+			gate_opens(idx, now_ns);
 		return is_done;
 	}
 	if (v->drop_ns && now_ns >= v->drop_ns) {

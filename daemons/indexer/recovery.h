@@ -8,8 +8,8 @@
  *            (listener.h). Recovered records go into the tree as they come. The end has the listeners go on;
  *            when what they kept is in the tree, or after KVP_IDX_CATCH_UP_NS, the gate opens. So a removal
  *            that came meanwhile is applied after the store that it removes.
- * Unknown    records of ranks that are not registered are held and applied when the worker registers, before its
- *            listener is started; up to the room of the tree, and KVP_HELD_NS long after the end.
+ * Unknown    records of ranks that are not registered are held and applied when the worker registers, before
+ *            its listener is started; up to the room of the tree, and KVP_HELD_NS long after the end.
  * Lifetime   the process.
  * Crash      killed: the successor finds the gate shut and knows no attempt; the sender is answered
  *            KVP_ERR_FENCED and begins anew. What was applied is in the tree; what was held is gone.
@@ -40,8 +40,8 @@ struct kvp_idx_recovery {
 	uint32_t warned;	 /* log lines about partitions of another block size */
 };
 
-/* kvp_idx_recovery_open: gate NULL or not shut: there is nothing to recover. block_max: of the tree. KVP_ERR_SYS.
- * Before the first command; idx->listeners was opened with the gate shut. */
+/* kvp_idx_recovery_open: gate NULL or not shut: there is nothing to recover. block_max: of the tree.
+ * KVP_ERR_SYS. Before the first command; idx->listeners was opened with the gate shut. */
 int kvp_idx_recovery_open(struct kvp_idx *idx, struct kvp_recov *gate, uint64_t block_max,
 	uint64_t patience_ns, uint64_t now_ns);
 void kvp_idx_recovery_close(struct kvp_idx *idx);

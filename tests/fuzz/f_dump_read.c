@@ -1,5 +1,5 @@
-/* Fuzz: any bytes as a peer's dump. The verdict and everything told must not depend on how the text is cut, and
- * what is told must be in range. */
+/* Fuzz: any bytes as a peer's dump. The verdict and everything told must not depend on how the text is cut,
+ * and what is told must be in range. */
 #define KVP_FUZZ_NAME "dump_read"
 #include "tests/fuzz/replay.h"
 
