@@ -121,6 +121,6 @@ uint64_t kvp_gate_turns(const struct kvp_gates *p, enum kvp_gate which)
 
 const char *kvp_gate_name(enum kvp_gate which)
 {
-	static const char *const name[] = {"workers", "peers", "recovery"};
+	static const char *const name[] = {"workers", "peers"};
 	return (uint32_t)which < KVP_GATE_CNT ? name[which] : "?";
 }

@@ -3,7 +3,8 @@
  * Shape      KVP_GATE_CNT words, each on lines of its own: 0 = shut, 1 = open, and how often it changed.
  * Truth      the word. Whether a condition counts at all is a matter of the configuration: a reader does not
  *            look at a gate that nobody is there to open.
- * Writers    one role a gate: discovery KVP_GATE_WORKERS and KVP_GATE_PEERS, peer KVP_GATE_RECOVERY.
+ * Writers    one role a gate: discovery KVP_GATE_WORKERS and KVP_GATE_PEERS. Recovery of the index has more to
+ *            tell than open and shut: shm/recov.h.
  * Readers    extproc and httpd (readiness), peer (KVP_GATE_PEERS), tools.
  * Ordering   set is a store with release after what it tells of; get loads with acquire.
  * Lifetime   as long as the region: a new region has all gates shut.
@@ -19,7 +20,6 @@
 enum kvp_gate {
 	KVP_GATE_WORKERS,  /* the workers of every pool, or of the file, are known and in the catalogue */
 	KVP_GATE_PEERS,	   /* the replicas of the peer Service were listed completely, once */
-	KVP_GATE_RECOVERY, /* the index was recovered from a replica, or there was none to recover from */
 	KVP_GATE_CNT
 };
 
@@ -45,5 +45,5 @@ void kvp_gate_shut(struct kvp_gates *p, enum kvp_gate which);
 int kvp_gate_is_open(const struct kvp_gates *p, enum kvp_gate which);
 /* kvp_gate_turns: how often the gate was opened or shut since the region exists. */
 uint64_t kvp_gate_turns(const struct kvp_gates *p, enum kvp_gate which);
-const char *kvp_gate_name(enum kvp_gate which); /* "workers", "peers", "recovery"; "?" out of range */
+const char *kvp_gate_name(enum kvp_gate which); /* "workers", "peers"; "?" out of range */
 #endif
