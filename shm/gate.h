@@ -3,8 +3,8 @@
  * Shape      KVP_GATE_CNT words, each on lines of its own: 0 = shut, 1 = open, and how often it changed.
  * Truth      the word. Whether a condition counts at all is a matter of the configuration: a reader does not
  *            look at a gate that nobody is there to open.
- * Writers    one role a gate: discovery KVP_GATE_WORKERS and KVP_GATE_PEERS. Recovery of the index has more to
- *            tell than open and shut: shm/recov.h.
+ * Writers    one role a gate: discovery KVP_GATE_WORKERS and KVP_GATE_PEERS. Recovery of the index has more
+ *            to tell than open and shut: shm/recov.h.
  * Readers    extproc and httpd (readiness), peer (KVP_GATE_PEERS), tools.
  * Ordering   set is a store with release after what it tells of; get loads with acquire.
  * Lifetime   as long as the region: a new region has all gates shut.
