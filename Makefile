@@ -50,14 +50,18 @@ BENCH_LIB_SRC := $(filter-out %/main.c,$(wildcard bench/sim/*.c bench/load/*.c))
 # The Endpoint Picker's parts, which tests link one by one.
 EXTPROC_A := $(B)/libkvp-extproc.a
 EXTPROC_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/extproc/*.c))
+# The parts of the replica daemon, likewise.
+PEER_A := $(B)/libkvp-peer.a
+PEER_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/peer/*.c))
 
 # One binary a folder: folder -> program name.
-PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpick-extproc $(B)/kvpickctl $(B)/kvpick-sim \
-	$(B)/kvpick-load
+PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpick-extproc $(B)/kvpick-peer $(B)/kvpickctl \
+	$(B)/kvpick-sim $(B)/kvpick-load
 src_kvpick := daemons/supervisor
 src_kvpick-indexer := daemons/indexer
 src_kvpick-httpd := daemons/httpd
 src_kvpick-extproc := daemons/extproc
+src_kvpick-peer := daemons/peer
 src_kvpickctl := daemons/ctl
 src_kvpick-sim := bench/sim
 src_kvpick-load := bench/load
@@ -111,8 +115,9 @@ $(IPC_A): $(call obj,$(IPC_SRC)) $(PROTO_C:.c=.o)
 $(COMMON_A): $(call obj,$(COMMON_SRC))
 $(BENCH_A): $(call obj,$(BENCH_LIB_SRC))
 $(EXTPROC_A): $(call obj,$(EXTPROC_LIB_SRC))
+$(PEER_A): $(call obj,$(PEER_LIB_SRC))
 $(POINT_A): $(patsubst %,$(B)/points/%.o,shm/point.c $(shell grep -lw KVP_POINT $(SHM_SRC)))
-$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(EXTPROC_A) $(POINT_A):
+$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(EXTPROC_A) $(PEER_A) $(POINT_A):
 	@mkdir -p $(@D)
 	@rm -f $@
 	ar rcs $@ $^
@@ -138,9 +143,9 @@ $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 # The example of embedding gets what `make install` installs, and nothing else.
 $(B)/tests/t_embed: $(B)/tests/t_embed.c.o $(LIB_A)
 	$(CC) $(LDFLAGS) -o $@ $^ -lxxhash -lm
-$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(EXTPROC_A) $(LINK)
+$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(EXTPROC_A) $(PEER_A) $(LINK)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(EXTPROC_A) $(LINK) $(LIBS)
+	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(EXTPROC_A) $(PEER_A) $(LINK) $(LIBS)
 $(POINT_TESTS): $(POINT_A)
 $(POINT_TESTS:=.c.o): CFLAGS += -DKVP_TEST_POINTS
 

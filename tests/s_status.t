@@ -18,8 +18,8 @@ def page(node, metrics):
     s, body = status(node)
     tap.same((s, body["instance"], body["index"]["ready"], body["ready"]), (200, "default", True, False),
              "an empty node: index ready, node not")
-    tap.same(sorted(p["role"] for p in body["processes"]), ["httpd", "indexer", "supervisor"], "its processes")
-    tap.same((body["partitions"], body["replica_peers"], body["errors"]), ([], ["tcp://b:1"], []), "and the rest")
+    tap.same(sorted(p["role"] for p in body["processes"]), ["httpd", "indexer", "peer", "supervisor"], "its processes")
+    tap.same((body["partitions"], body["replica_peers"], body["errors"]), ([], ["tcp://127.0.0.1:1"], []), "and the rest")
     s, text = status(node, Accept="text/html,application/xhtml+xml;q=0.9")
     tap.ok(s == 200 and text.startswith("<!DOCTYPE html>") and "/status?format=json" in text, "a browser gets a page")
     tap.ok(call(node.port, "GET", "/status?format=json", headers={"Accept": "text/html"})[1]["instance"] == "default",
@@ -55,7 +55,7 @@ def readiness(node):
 
 
 port = free_port()
-with Node("--replica-sync-port", "19092", "--replica-sync-peers", "tcp://b:1",
+with Node("--replica-sync-port", str(free_port()), "--replica-sync-peers", "tcp://127.0.0.1:1",
           env={"DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_MIN_INITIAL_WORKERS": "3",
                "DYN_EPP_METRICS_PORT": str(port)}) as one:
     page(one, port)

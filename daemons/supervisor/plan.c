@@ -2,7 +2,6 @@
 
 #include "shm/affinity.h"
 
-#include "daemons/common/log.h"
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -63,18 +62,6 @@ static int add(struct sup *s, enum kvp_role role, uint64_t cnt)
 	return 0;
 }
 
-/* Without the peer daemon a node keeps its list of peers and shares nothing with them. */
-static int add_peer(struct sup *s)
-{
-	char path[sizeof(s->path[0])];
-	int n = snprintf(path, sizeof(path), "%s/%s", s->dir, program[KVP_ROLE_PEER]);
-	if (n > 0 && (size_t)n < sizeof(path) && access(path, X_OK) == 0)
-		return add(s, KVP_ROLE_PEER, 1);
-	KVP_LOG_W("role.missing", "program=%s effect=%s", program[KVP_ROLE_PEER],
-		"peers are listed and not contacted");
-	return 0;
-}
-
 int sup_plan(struct sup *s)
 {
 	const struct kvp_config *c = s->cfg;
@@ -85,7 +72,7 @@ int sup_plan(struct sup *s)
 	int code = add(s, KVP_ROLE_INDEXER, 1);
 	code = code ? code : add(s, KVP_ROLE_HTTPD, c->eff.selection_on ? c->httpd_processes : 1);
 	code = code ? code : add(s, KVP_ROLE_EXTPROC, c->eff.epp_on ? c->extproc_processes : 0);
-	code = code || !c->eff.peer_on ? code : add_peer(s);
+	code = code ? code : add(s, KVP_ROLE_PEER, c->eff.peer_on ? 1 : 0);
 	code = code ? code : add(s, KVP_ROLE_DISCOVERY, c->eff.discovery_on ? 1 : 0);
 	code = code ? code : find_program(s, KVP_ROLE_CTL);
 	if (code)

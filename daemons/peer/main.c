@@ -1,0 +1,173 @@
+#include "daemons/peer/peer.h"
+#include "daemons/common/apply_config.h"
+#include "daemons/common/log.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+#include <zmq.h>
+
+/* Messages of peers come here one by one. */
+static int on_message(void *ctx, enum kvp_replica_topic t, const void *payload, size_t len)
+{
+	(void)ctx;
+	(void)t;
+	(void)payload;
+	(void)len;
+	return 0;
+}
+
+/* before_sleep: one turn of work; nonzero = there is more. Whoever gives us work wakes us if it comes after
+ * kvp_slot_sleep, and we see it if it comes before. */
+static int turn(void *ctx)
+{
+	struct kvp_peer *p = ctx;
+	int more = 0;
+	kvp_slot_sleep(p->boot.slots);
+	kvp_peer_members(p);
+	for (uint32_t i = 0; i < p->mesh_cnt; i++)
+		more |= kvp_zmq_mesh_work(p->mesh[i].zmq, KVP_PEER_BATCH);
+	return more;
+}
+
+static void on_wake(void *ctx, int fd)
+{
+	struct kvp_peer *p = ctx;
+	(void)fd;
+	kvp_slot_awake(p->boot.slots);
+}
+
+static void count(struct kvp_peer *p)
+{
+	struct kvp_ctr_column_shm *c = p->boot.ctr;
+	for (uint32_t i = 0; i < p->mesh_cnt; i++) {
+		struct kvp_peer_mesh *m = &p->mesh[i];
+		struct kvp_zmq_mesh_stat now = *kvp_zmq_mesh_stat(m->zmq);
+		kvp_ctr_add(c, KVP_CTR_PEER_RECEIVED, now.received - m->counted.received);
+		kvp_ctr_add(c, KVP_CTR_PEER_BAD_FRAMES, now.bad_frames - m->counted.bad_frames);
+		kvp_ctr_add(c, KVP_CTR_PEER_SENT, now.sent - m->counted.sent);
+		kvp_ctr_add(c, KVP_CTR_PEER_UNSENT, now.unsent - m->counted.unsent);
+		m->counted = now;
+	}
+}
+
+static void on_beat(void *ctx, struct kvp_timer *t)
+{
+	struct kvp_peer *p = ctx;
+	struct kvp_loop_stat st;
+	uint64_t now_ns = kvp_loop_now_ns(p->loop);
+	kvp_slot_beat(p->boot.slots, p->boot.slot, now_ns / 1000000);
+	kvp_loop_stat_take(p->loop, &st);
+	kvp_ctr_max(p->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
+	count(p);
+	kvp_timer_set(p->loop, t, now_ns + p->boot.config->slot_beat_ms * 1000000, on_beat, p);
+}
+
+static void on_end(void *ctx, struct kvp_timer *t)
+{
+	struct kvp_peer *p = ctx;
+	(void)t;
+	kvp_loop_stop(p->loop);
+}
+
+/* The other processes end in this moment, too: what they free last shall still reach the peers, and what was
+ * published must have left the library. */
+static void on_signal(void *ctx, int fd)
+{
+	struct kvp_peer *p = ctx;
+	struct signalfd_siginfo si;
+	if (read(fd, &si, sizeof(si)) != (ssize_t)sizeof(si) || p->draining)
+		return;
+	p->draining = 1;
+	kvp_boot_control(&p->boot, KVP_CTL_DRAIN);
+	kvp_timer_set(p->loop, &p->end, kvp_loop_now_ns(p->loop) + KVP_PEER_FLUSH_MS * 1000000ull, on_end, p);
+}
+
+static int open_signals(struct kvp_peer *p)
+{
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	p->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (p->signal_fd < 0)
+		return KVP_ERR_SYS;
+	return kvp_loop_watch_fd(p->loop, &p->signals, p->signal_fd, on_signal, p);
+}
+
+static int open_mesh(struct kvp_peer *p, enum kvp_part_role role, uint16_t port, struct kvp_peers *peers)
+{
+	struct kvp_peer_mesh *m = &p->mesh[p->mesh_cnt];
+	uint32_t affinity = p->boot.region->affinity.max ? 1u << KVP_REPLICA_AFFINITY : 0;
+	struct kvp_zmq_mesh_cfg cfg = {.zmq = p->zmq,
+		.port = port,
+		.topics = 1u << KVP_REPLICA_LIFECYCLE | affinity,
+		.ctx = m,
+		.on_message = on_message};
+	if (!port)
+		return KVP_OK;
+	*m = (struct kvp_peer_mesh){.role = role, .peers = peers, .seen = UINT64_MAX};
+	int rc = kvp_zmq_mesh_open(&cfg, &m->zmq);
+	if (rc) {
+		KVP_LOG_E("peer.listen", "port=%u error=%s errno=%s", port, kvp_strerror(rc),
+			strerror(errno));
+		return rc;
+	}
+	p->mesh_cnt++;
+	return kvp_zmq_mesh_watch(m->zmq, p->loop);
+}
+
+static int open_all(struct kvp_peer *p)
+{
+	struct kvp_region *r = p->boot.region;
+	int rc = kvp_loop_open(&p->loop, 0);
+	rc = rc ? rc : open_signals(p);
+	rc = rc ? rc : kvp_loop_watch_fd(p->loop, &p->wake, p->boot.wake_fd, on_wake, p);
+	if (rc)
+		return rc;
+	while (!p->router_id)
+		if (getrandom(&p->router_id, sizeof(p->router_id), 0) != (ssize_t)sizeof(p->router_id))
+			return KVP_ERR_SYS;
+	p->zmq = zmq_ctx_new();
+	if (!p->zmq)
+		return KVP_ERR_SYS;
+	kvp_loop_before_sleep(p->loop, turn, p);
+	return open_mesh(p, KVP_PART_AGGREGATED, p->boot.config->eff.sync_port, &r->peers);
+}
+
+static void close_all(struct kvp_peer *p)
+{
+	for (uint32_t i = 0; i < p->mesh_cnt; i++)
+		kvp_zmq_mesh_close(p->mesh[i].zmq);
+	kvp_loop_close(p->loop);
+	if (p->zmq)
+		zmq_ctx_term(p->zmq);
+}
+
+int main(int argc, char **argv)
+{
+	static struct kvp_peer p;
+	int rc = kvp_boot_child(argc, argv, KVP_ROLE_PEER, &p.boot);
+	if (rc)
+		return kvp_boot_exit(rc);
+	kvp_config_log_setup(p.boot.config, "peer", (int)p.boot.instance);
+	rc = open_all(&p);
+	if (rc) {
+		KVP_LOG_E("peer.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));
+		return errno == EADDRINUSE || errno == EADDRNOTAVAIL ? KVP_EXIT_CONFIG : KVP_EXIT_AGAIN;
+	}
+	kvp_peer_listen(&p);
+	on_beat(&p, &p.beat);
+	kvp_boot_control(&p.boot, KVP_CTL_RUN);
+	KVP_LOG_I("peer.run", "port=%u router_id=%" PRIu64, p.mesh_cnt ? kvp_zmq_mesh_port(p.mesh[0].zmq) : 0,
+		p.router_id);
+	rc = kvp_loop_run(p.loop);
+	count(&p);
+	close_all(&p);
+	return rc ? KVP_EXIT_AGAIN : KVP_EXIT_OK;
+}

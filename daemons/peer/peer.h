@@ -1,0 +1,58 @@
+/* daemons/peer/peer.h — the process that shares this node's load with other replicas: what its files share.
+ *
+ * Shape      one event loop, one thread; struct kvp_peer lives in main. A mesh a role: a port, a set of
+ *            peers.
+ * Truth      the region: bookings (also mirrored ones), the table of peers, the ring of lifecycle records.
+ *            Private and lost with the process: early frees and marks (reorder.h), the id of this replica.
+ * Writers    mirrored bookings, through shm/resv.h, as bookings of the node.
+ * Crash      the supervisor starts it again, under a new id; nothing is told twice but what was under way,
+ *            which receivers ignore. What peers told meanwhile is lost: such bookings are unknown here, or
+ *            end by age.
+ * Proved by  tests/s_peer.t
+ */
+#ifndef KVP_PEER_H
+#define KVP_PEER_H
+
+#include "daemons/common/boot.h"
+#include "daemons/common/config.h"
+#include <kvpick/clock.h>
+#include "ipc/loop.h"
+#include "ipc/zmq_mesh.h"
+#include "shm/region.h"
+
+#define KVP_PEER_BATCH 256	   /* events of a turn */
+#define KVP_PEER_TURN_NS 1000000ull /* time of a turn for them */
+#define KVP_PEER_FLUSH_MS 200	   /* at the end: for what was booked and freed last */
+
+/* The replicas that share one role's load. */
+struct kvp_peer_mesh {
+	enum kvp_part_role role;
+	struct kvp_zmq_mesh *zmq;
+	struct kvp_peers *peers; /* the table it follows */
+	uint64_t seen;		 /* its version that was followed last */
+	struct kvp_zmq_mesh_stat counted;
+};
+
+struct kvp_peer {
+	struct kvp_boot boot;
+	struct kvp_loop *loop;
+	void *zmq;
+	struct kvp_peer_mesh mesh[KVP_PART_ROLE_CNT];
+	uint32_t mesh_cnt;
+	uint64_t router_id; /* of this process; never 0 */
+	int is_open;	    /* 0: peers are not listened to yet */
+	struct kvp_watch wake, signals;
+	struct kvp_timer beat, end;
+	int signal_fd;
+	int draining;
+};
+
+/* members.c. kvp_peer_members connects to what the tables list and disconnects from what they don't, if they
+ * have changed; costs one load a mesh otherwise. kvp_peer_mesh_of: the mesh of a role, NULL = there is
+ * none. */
+void kvp_peer_members(struct kvp_peer *p);
+struct kvp_peer_mesh *kvp_peer_mesh_of(struct kvp_peer *p, enum kvp_part_role role);
+
+/* kvp_peer_listen begins to listen to the peers: once what must come first is done. */
+void kvp_peer_listen(struct kvp_peer *p);
+#endif
