@@ -75,7 +75,7 @@ def killed(tap, node):
 
     def back():
         now = set(node.children().get("kvpick-httpd", []))
-        return len(now) == 3 and not now & dying and node.healthy()
+        return len(now) == 3 and not now & dying and node.listeners() == 3 and node.healthy()
     wait_for(back)
     for n in range(3):
         book(node, f"kb{n}", "", pinned_worker={"worker_id": first, "dp_rank": 0})

@@ -141,6 +141,14 @@ class Node:
                 pass
         return out
 
+    def listeners(self):
+        """Number of sockets that listen on the node's HTTP port. The kernel closes that of a killed process some
+        milliseconds after the process is gone (its io_uring is torn down by a kernel worker), and resets what
+        had come in there."""
+        with open("/proc/net/tcp", encoding="ascii") as f:
+            rows = [line.split() for line in f.readlines()[1:]]
+        return sum(r[3] == "0A" and r[1].endswith(f":{self.port:04X}") for r in rows)
+
     def log_text(self):
         self.log.flush()
         with open(self.log.name, "rb") as f:
