@@ -11,14 +11,28 @@
 #include <unistd.h>
 #include <zmq.h>
 
-/* Messages of peers come here one by one. */
+static void lifecycle(struct kvp_peer *p, enum kvp_part_role role, const void *payload, size_t len)
+{
+	struct kvp_replica_event e;
+	int rc = kvp_replica_decode_event(&p->dec, payload, len, &e);
+	if (rc == KVP_ERR_LIMIT)
+		kvp_ctr_add(p->boot.ctr, KVP_CTR_PEER_OVERSIZE, 1);
+	else if (rc)
+		kvp_ctr_add(p->boot.ctr, KVP_CTR_PEER_MALFORMED, 1);
+	else
+		kvp_mirror_apply(&p->mirror, role, &e, p->now_ns);
+}
+
+/* A message of a peer. Nonzero ends the turn: enough events, enough time, or somebody may have been taken
+ * from the table of peers, who must not be heard any more. */
 static int on_message(void *ctx, enum kvp_replica_topic t, const void *payload, size_t len)
 {
-	(void)ctx;
-	(void)t;
-	(void)payload;
-	(void)len;
-	return 0;
+	struct kvp_peer_mesh *m = ctx;
+	struct kvp_peer *p = m->peer;
+	if (t == KVP_REPLICA_LIFECYCLE)
+		lifecycle(p, m->role, payload, len);
+	p->now_ns = kvp_clock_mono_ns();
+	return !--p->left || p->now_ns >= p->until_ns || kvp_peers_version(m->peers) != m->seen;
 }
 
 /* before_sleep: one turn of work; nonzero = there is more. Whoever gives us work wakes us if it comes after
@@ -29,8 +43,12 @@ static int turn(void *ctx)
 	int more = 0;
 	kvp_slot_sleep(p->boot.slots);
 	kvp_peer_members(p);
-	for (uint32_t i = 0; i < p->mesh_cnt; i++)
-		more |= kvp_zmq_mesh_work(p->mesh[i].zmq, KVP_PEER_BATCH);
+	p->left = KVP_PEER_BATCH;
+	p->now_ns = kvp_clock_mono_ns();
+	p->until_ns = p->now_ns + KVP_PEER_TURN_NS;
+	for (uint32_t i = 0; i < p->mesh_cnt && p->left; i++)
+		more |= kvp_zmq_mesh_work(p->mesh[i].zmq, p->left);
+	kvp_mirror_flush(&p->mirror);
 	return more;
 }
 
@@ -64,6 +82,7 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_loop_stat_take(p->loop, &st);
 	kvp_ctr_max(p->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	count(p);
+	kvp_mirror_expire(&p->mirror, kvp_clock_mono_ns());
 	kvp_timer_set(p->loop, t, now_ns + p->boot.config->slot_beat_ms * 1000000, on_beat, p);
 }
 
@@ -111,7 +130,7 @@ static int open_mesh(struct kvp_peer *p, enum kvp_part_role role, uint16_t port,
 		.on_message = on_message};
 	if (!port)
 		return KVP_OK;
-	*m = (struct kvp_peer_mesh){.role = role, .peers = peers, .seen = UINT64_MAX};
+	*m = (struct kvp_peer_mesh){.peer = p, .role = role, .peers = peers, .seen = UINT64_MAX};
 	int rc = kvp_zmq_mesh_open(&cfg, &m->zmq);
 	if (rc) {
 		KVP_LOG_E("peer.listen", "port=%u error=%s errno=%s", port, kvp_strerror(rc),
@@ -133,7 +152,11 @@ static int open_all(struct kvp_peer *p)
 	while (!p->router_id)
 		if (getrandom(&p->router_id, sizeof(p->router_id), 0) != (ssize_t)sizeof(p->router_id))
 			return KVP_ERR_SYS;
-	p->zmq = zmq_ctx_new();
+	kvp_book_attach(&r->book, p->boot.owner, p->boot.ctr);
+	kvp_queue_attach(&r->queue, p->boot.owner, p->boot.slots, p->boot.ctr);
+	kvp_affinity_attach(&r->affinity, p->boot.owner, p->boot.ctr);
+	rc = kvp_mirror_open(&p->mirror, r, p->boot.owner, p->boot.ctr, p->router_id);
+	p->zmq = rc ? NULL : zmq_ctx_new();
 	if (!p->zmq)
 		return KVP_ERR_SYS;
 	kvp_loop_before_sleep(p->loop, turn, p);
@@ -147,6 +170,8 @@ static void close_all(struct kvp_peer *p)
 	kvp_loop_close(p->loop);
 	if (p->zmq)
 		zmq_ctx_term(p->zmq);
+	kvp_mirror_close(&p->mirror);
+	kvp_replica_dec_close(&p->dec);
 }
 
 int main(int argc, char **argv)

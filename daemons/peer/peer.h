@@ -16,6 +16,7 @@
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
 #include <kvpick/clock.h>
+#include "daemons/peer/mirror.h"
 #include "ipc/loop.h"
 #include "ipc/zmq_mesh.h"
 #include "shm/region.h"
@@ -24,8 +25,11 @@
 #define KVP_PEER_TURN_NS 1000000ull /* time of a turn for them */
 #define KVP_PEER_FLUSH_MS 200	   /* at the end: for what was booked and freed last */
 
+struct kvp_peer;
+
 /* The replicas that share one role's load. */
 struct kvp_peer_mesh {
+	struct kvp_peer *peer;
 	enum kvp_part_role role;
 	struct kvp_zmq_mesh *zmq;
 	struct kvp_peers *peers; /* the table it follows */
@@ -41,6 +45,10 @@ struct kvp_peer {
 	uint32_t mesh_cnt;
 	uint64_t router_id; /* of this process; never 0 */
 	int is_open;	    /* 0: peers are not listened to yet */
+	struct kvp_mirror mirror;
+	struct kvp_replica_dec dec;
+	uint64_t now_ns, until_ns; /* of this turn: when it began, when it shall end */
+	uint32_t left;		   /* events that this turn may still apply */
 	struct kvp_watch wake, signals;
 	struct kvp_timer beat, end;
 	int signal_fd;
