@@ -30,6 +30,8 @@ static void *open_socket(const struct kvp_zmq_mesh *m, int type)
 	if (!sock)
 		return NULL;
 	int64_t msg_max = KVP_ZMQ_MSG_MAX_BYTES;
+	if (2ll * m->cfg.payload_max > msg_max)
+		msg_max = 2ll * m->cfg.payload_max;
 	int bad = set_int(sock, ZMQ_LINGER, 0) || set_int(sock, ZMQ_RECONNECT_IVL, 100) ||
 		  set_int(sock, ZMQ_RECONNECT_IVL_MAX, 5000) || set_int(sock, ZMQ_TCP_KEEPALIVE, 1) ||
 		  set_int(sock, ZMQ_HEARTBEAT_IVL, 5000) || set_int(sock, ZMQ_HEARTBEAT_TIMEOUT, 15000) ||

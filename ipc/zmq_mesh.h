@@ -24,6 +24,7 @@ struct kvp_zmq_mesh_cfg {
 	const char *ip;	    /* to bind to; NULL, "", "*", "0.0.0.0", "::" = all, IPv4 and IPv6 */
 	uint16_t port;	    /* 0 = any, for tests */
 	uint32_t topics;    /* to subscribe to: 1u << enum kvp_replica_topic, or-ed */
+	uint32_t payload_max; /* bytes; much more than that costs a peer its connection */
 	void *ctx;
 	/* One message of a peer; payload is valid during the call. Nonzero: kvp_zmq_mesh_work returns. No
 	 * call into the mesh but kvp_zmq_mesh_send from here. */

@@ -126,6 +126,7 @@ static int open_mesh(struct kvp_peer *p, enum kvp_part_role role, uint16_t port,
 	struct kvp_zmq_mesh_cfg cfg = {.zmq = p->zmq,
 		.port = port,
 		.topics = 1u << KVP_REPLICA_LIFECYCLE | affinity,
+		.payload_max = p->dec.payload_max,
 		.ctx = m,
 		.on_message = on_message};
 	if (!port)
@@ -152,6 +153,8 @@ static int open_all(struct kvp_peer *p)
 	while (!p->router_id)
 		if (getrandom(&p->router_id, sizeof(p->router_id), 0) != (ssize_t)sizeof(p->router_id))
 			return KVP_ERR_SYS;
+	uint64_t most = p->boot.config->replica_max_payload_bytes;
+	p->dec.payload_max = most < UINT32_MAX ? (uint32_t)most : UINT32_MAX;
 	kvp_book_attach(&r->book, p->boot.owner, p->boot.ctr);
 	kvp_queue_attach(&r->queue, p->boot.owner, p->boot.slots, p->boot.ctr);
 	kvp_affinity_attach(&r->affinity, p->boot.owner, p->boot.ctr);
