@@ -75,8 +75,8 @@ HELPER_SRC := $(wildcard tests/helpers/*.c)
 BENCH_SRC := $(wildcard bench/b_*.c)
 # Tests that kill at named places find these in every build: a library of its own of what has such places.
 POINT_A := $(B)/libkvpick-points.a
-POINT_TESTS := $(addprefix $(B)/tests/,t_catalogue t_cmdring_crash t_memo t_radix_crash t_reconcile \
-	t_tiers_crash r_radix)
+POINT_TESTS := $(addprefix $(B)/tests/,t_catalogue t_cmdring_crash t_lifecycle_crash t_memo t_radix_crash \
+	t_reconcile t_tiers_crash r_radix)
 TESTS := $(patsubst %.c,$(B)/%,$(TEST_SRC) $(TORTURE_SRC) $(FUZZ_SRC))
 HELPERS := $(patsubst %.c,$(B)/%,$(HELPER_SRC))
 BENCHES := $(patsubst %.c,$(B)/%,$(BENCH_SRC))

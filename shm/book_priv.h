@@ -11,6 +11,7 @@
 #define KVP_SHM_BOOK_PRIV_H
 
 #include <kvpick/point.h>
+#include "shm/lifecycle.h"
 #include "shm/sweep.h"
 
 /* ---- control word of a rank: generation 32 | count epoch 20 | garbage epochs before it 8 | state 4 ---- */
@@ -102,7 +103,12 @@ struct kvp_id_shm {
 	struct kvp_u128 p;
 };
 
-#define RESV_ID_INLINE 80u /* bytes of an id kept in the body; longer ones in chunks */
+#define RESV_ID_INLINE 80u /* bytes of id and adapter kept in the body; longer ones in chunks */
+#define RESV_TEXT_MAX (KVP_RESV_ID_MAX + KVP_RESV_LORA_MAX)
+#define RESV_TEXT(id_len, lora_len) ((uint32_t)(lora_len) << 16 | (uint32_t)(id_len))
+#define RESV_TEXT_ID(x) ((uint32_t)(x)&0xffffu)
+#define RESV_TEXT_LORA(x) ((uint32_t)(x) >> 16)
+#define RESV_TOLD 0x80000000u /* flag of a body: replicas may know it, through this node or another */
 
 struct kvp_resv_shm { /* all words by relaxed atomics; who may write: see the state */
 	uint32_t owner, rank_slot, rank_gen, part;
@@ -119,7 +125,7 @@ struct kvp_resv_shm { /* all words by relaxed atomics; who may write: see the st
 	uint64_t delta_out;
 	uint32_t out_cnt[2];
 	uint64_t frac_fx;
-	uint32_t id_len, id_chunk;
+	uint32_t id_len, id_chunk; /* RESV_TEXT: id, and the adapter's name behind it */
 	uint32_t filling;     /* place + 1 in the active table whose hashes its performer writes or wrote */
 	uint32_t split_chunk; /* hashes of entries that its performer splits; 0 = none */
 	uint64_t session;     /* lease of a session that ends with the reservation; 0 = none */
@@ -268,6 +274,27 @@ void book_free_run(struct kvp_book *b, uint32_t idx, uint64_t ctl);
 /* book_wanted executes what others left with idx, and applies what is pending and open to all. */
 void book_wanted(struct kvp_book *b, uint32_t idx);
 enum book_free_mode { BOOK_FREE_CALL, BOOK_FREE_WANTED };
+/* book_free tells nobody. */
 int book_free(struct kvp_book *b, uint64_t h, enum book_free_mode mode);
+
+/* ---- book_text.c ---- */
+/* book_text_store keeps id and adapter (lora_len 0 = none) of a claim: KVP_OK, KVP_ERR_FULL. */
+int book_text_store(struct kvp_book *b, uint64_t h, const void *id, size_t id_len, const void *lora,
+	size_t lora_len);
+/* book_text_load copies id and adapter, one behind the other: RESV_TEXT of them, 0 = they are no text. */
+uint32_t book_text_load(const struct kvp_book *b, uint32_t idx, unsigned char text[RESV_TEXT_MAX]);
+
+/* ---- book_tell.c: nothing unless kvp_book_publish was called ---- */
+
+/* book_tell_* takes a place in the ring for what is going to be done to h; book_tell_end fills or gives it up
+ * by what came out (KVP_OK = it was done). book_tell_begin: 0 = h is not a booking. */
+void book_tell_add(
+	struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a, struct kvp_lifecycle_claim *c);
+enum book_tell_what { BOOK_TELL_PREFILL, BOOK_TELL_FREE };
+int book_tell_begin(
+	struct kvp_book *b, uint64_t h, enum book_tell_what what, struct kvp_lifecycle_claim *c);
+void book_tell_end(struct kvp_book *b, const struct kvp_lifecycle_claim *c, int rc);
+/* book_tell_swept tells that a dead process had begun to free idx; its id is still taken. */
+void book_tell_swept(struct kvp_book *b, uint32_t idx);
 
 #endif

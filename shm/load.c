@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define MAGIC 0x314b4f4f4250564bULL /* "KVPBOOK1" */
-#define LAYOUT 3
+#define LAYOUT 4
 #define REQ_BITS KVP_LOAD_REQ_BITS
 #define REQ_MAX ((1ULL << REQ_BITS) - 1)
 

@@ -50,6 +50,7 @@ struct kvp_id_shm;
 struct kvp_resv_shm;
 struct kvp_chunk_shm;
 struct kvp_bucket_shm;
+struct kvp_lifecycle_ring;
 
 /* Process-local handle, for one thread (it holds cursors and a scratch table). Join once more for a second
  * thread. Fields are private to the booking modules. */
@@ -73,6 +74,7 @@ struct kvp_book {
 	kvp_owner owner;
 	void (*on_end)(void *ctx, uint64_t session); /* NULL = none */
 	void *on_end_ctx;
+	struct kvp_lifecycle_ring *tell; /* NULL = nobody */
 };
 
 /* Life cycle as in shm/obj.h. footprint uses rank_max, resv_max, active_block_max and salt; new expects
@@ -99,6 +101,13 @@ static inline void kvp_book_on_end(struct kvp_book *b, void (*hook)(void *ctx, u
 	b->on_end = hook;
 	b->on_end_ctx = ctx;
 }
+
+/* kvp_book_publish makes a handle tell the replicas what is done through it: every kvp_resv_book without
+ * KVP_RESV_MIRRORED, every kvp_resv_prefill_done and kvp_resv_free that answers KVP_OK, and what the sweep
+ * ends of a dead owner, each as a record in the ring (shm/lifecycle.h). Not told: outputs, expiry, the close
+ * of a rank. l NULL, or without a ring (no replica sync): nobody is told, which is how a handle begins. Who
+ * applies what replicas tell uses a handle of its own that tells nobody. */
+void kvp_book_publish(struct kvp_book *b, struct kvp_lifecycle_ring *l);
 
 static inline uint64_t kvp_load_blk_fx(uint64_t sum)
 {

@@ -52,6 +52,7 @@ struct kvp_geom {
 	uint32_t affinity_max;	   /* sessions bound to workers, 0..2^24; 0 = no affinity */
 	uint64_t affinity_ttl_ns;  /* life of an idle binding */
 	uint64_t affinity_hold_ns; /* no booking lives longer than this */
+	uint32_t lifecycle_max;	   /* events on their way to the replicas, 1024..10000000; 0 = no sync */
 	uint64_t region_gen;	   /* generation, never 0 */
 	uint64_t salt[2];	   /* random secret: index key chain, id hashes */
 };

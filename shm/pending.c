@@ -388,13 +388,14 @@ static void fill(const struct kvp_pending *p, struct kvp_txn_try *x, uint64_t e,
 		[B_PART_RANK] = PAIR(it->part, it->dp_rank),
 		[B_CNTS] = PAIR(it->seq_cnt, it->block_cnt),
 		[B_SESSION] = PAIR(it->session_len, it->flags),
-		[B_EXPECTED] = it->expected_output_tok};
+		[B_EXPECTED] = PAIR(it->lora_len, it->expected_output_tok)};
 	kvp_copy_in(body_of(p, e), body, sizeof(body));
 	struct cursor c = {
 		first_chunk(get(p, x, w_entry(p, e, E_CHUNK)), get(p, x, w_entry(p, e, E_FRESH))), 0};
 	put_words(p, &c, it->seq, 8ULL * it->seq_cnt);
 	put_words(p, &c, it->block, 8ULL * it->block_cnt);
 	put_words(p, &c, it->session, it->session_len);
+	put_words(p, &c, it->lora, it->lora_len);
 	KVP_POINT("pending:filled");
 }
 
@@ -492,7 +493,8 @@ static void drop_oldest(struct kvp_pending *p, enum which which, uint64_t now_ns
 int kvp_pending_insert(struct kvp_pending *p, const struct kvp_pending_item *it, uint64_t now_ns)
 {
 	if (!it->id || it->id_len == 0 || it->seq_cnt > KVP_PENDING_HASH_MAX ||
-		it->block_cnt > KVP_PENDING_HASH_MAX || it->session_len > KVP_PENDING_SESSION_MAX)
+		it->block_cnt > KVP_PENDING_HASH_MAX || it->session_len > KVP_PENDING_SESSION_MAX ||
+		it->lora_len > KVP_PENDING_LORA_MAX)
 		return KVP_ERR_INVAL;
 	if (p->max == 0)
 		return KVP_OK;
@@ -503,7 +505,8 @@ int kvp_pending_insert(struct kvp_pending *p, const struct kvp_pending_item *it,
 		return KVP_OK;
 	}
 	struct key k = key_of(p, it->part, it->id, it->id_len);
-	uint64_t words = (uint64_t)it->seq_cnt + it->block_cnt + (it->session_len + 7) / 8;
+	uint64_t words =
+		(uint64_t)it->seq_cnt + it->block_cnt + (it->session_len + 7) / 8 + (it->lora_len + 7) / 8;
 	struct kvp_txn_try x;
 	uint32_t e;
 	int rc = take(p, (words + CHUNK_WORDS - 1) / CHUNK_WORDS, &x, &e);
@@ -535,7 +538,8 @@ static void read_body(const struct kvp_pending *p, uint32_t e, struct kvp_pendin
 	h->block_cnt = LO32(b[B_CNTS]);
 	h->session_len = HI32(b[B_SESSION]);
 	h->flags = LO32(b[B_SESSION]);
-	h->expected_output_tok = (uint32_t)b[B_EXPECTED];
+	h->lora_len = HI32(b[B_EXPECTED]);
+	h->expected_output_tok = LO32(b[B_EXPECTED]);
 }
 
 /* is_same: the entry of a hit is still the one that was found. */
@@ -590,11 +594,12 @@ static int get_words(const struct kvp_pending *p, struct cursor *c, void *to, ui
 	return 1;
 }
 
-int kvp_pending_lists(const struct kvp_pending *p, const struct kvp_pending_hit *hit, uint64_t *seq,
-	uint64_t *block, char *session)
+static int get_lists(const struct kvp_pending *p, const struct kvp_pending_hit *hit, uint64_t *seq,
+	uint64_t *block, char *session, char *lora)
 {
 	if (!is_same(p, hit) || hit->seq_cnt > KVP_PENDING_HASH_MAX ||
-		hit->block_cnt > KVP_PENDING_HASH_MAX || hit->session_len > KVP_PENDING_SESSION_MAX)
+		hit->block_cnt > KVP_PENDING_HASH_MAX || hit->session_len > KVP_PENDING_SESSION_MAX ||
+		hit->lora_len > KVP_PENDING_LORA_MAX)
 		return KVP_ERR_NOTFOUND;
 	const struct kvp_u128 *w = p->txn.word;
 	struct cursor c = {first_chunk(kvp_ld_acq_u64(&w[w_entry(p, hit->idx, E_CHUNK)].lo),
@@ -602,8 +607,20 @@ int kvp_pending_lists(const struct kvp_pending *p, const struct kvp_pending_hit 
 		0};
 	int whole = get_words(p, &c, seq, 8ULL * hit->seq_cnt) &&
 		    get_words(p, &c, block, 8ULL * hit->block_cnt) &&
-		    get_words(p, &c, session, hit->session_len);
+		    get_words(p, &c, session, hit->session_len) && get_words(p, &c, lora, hit->lora_len);
 	return whole && is_same(p, hit) ? KVP_OK : KVP_ERR_NOTFOUND;
+}
+
+int kvp_pending_lists(const struct kvp_pending *p, const struct kvp_pending_hit *hit, uint64_t *seq,
+	uint64_t *block, char *session)
+{
+	return get_lists(p, hit, seq, block, session, NULL);
+}
+
+int kvp_pending_lora(
+	const struct kvp_pending *p, const struct kvp_pending_hit *hit, char lora[KVP_PENDING_LORA_MAX])
+{
+	return get_lists(p, hit, NULL, NULL, NULL, lora);
 }
 
 int kvp_pending_consume(struct kvp_pending *p, const struct kvp_pending_hit *hit)

@@ -27,6 +27,7 @@
 
 #define KVP_PENDING_HASH_MAX (1u << 20)	   /* sequence hashes of an entry; likewise block hashes */
 #define KVP_PENDING_SESSION_MAX 256	   /* bytes */
+#define KVP_PENDING_LORA_MAX 1024	   /* bytes */
 #define KVP_PENDING_POOL_MAX (16ULL << 30) /* bytes of chunks, whatever pending_bytes says */
 #define KVP_PENDING_SWEEP_MAX 64	   /* expired entries that one insert drops */
 
@@ -37,18 +38,19 @@ struct kvp_pending_item {
 	const uint64_t *seq;   /* sequence hashes */
 	const uint64_t *block; /* block hashes for an index that records routing; NULL with cnt 0 */
 	const char *session;   /* NULL with len 0 */
+	const char *lora;      /* NULL with len 0 */
 	uint64_t worker_id, isl_tok, prefill_tok, lora_hash;
 	uint32_t part, dp_rank;
 	uint32_t id_len;    /* 1.. */
 	uint32_t names_len; /* bytes of model, group and LoRA name: they count in the estimate */
-	uint32_t seq_cnt, block_cnt, session_len, expected_output_tok, flags;
+	uint32_t seq_cnt, block_cnt, session_len, lora_len, expected_output_tok, flags;
 };
 
 /* A found entry: what was captured, without its lists. */
 struct kvp_pending_hit {
 	uint64_t gen;
 	uint64_t worker_id, isl_tok, prefill_tok, lora_hash, inserted_ns;
-	uint32_t idx, part, dp_rank, seq_cnt, block_cnt, session_len, expected_output_tok, flags;
+	uint32_t idx, part, dp_rank, seq_cnt, block_cnt, session_len, lora_len, expected_output_tok, flags;
 };
 
 struct kvp_pending_stat {
@@ -103,6 +105,10 @@ int kvp_pending_peek(struct kvp_pending *p, uint32_t part, const char *id, size_
  * wanted. KVP_ERR_NOTFOUND if the entry is gone by now; the buffers then hold anything. Lock-free. */
 int kvp_pending_lists(const struct kvp_pending *p, const struct kvp_pending_hit *hit, uint64_t *seq,
 	uint64_t *block, char *session);
+
+/* kvp_pending_lora copies the adapter's name of a hit, lora_len bytes, likewise. */
+int kvp_pending_lora(
+	const struct kvp_pending *p, const struct kvp_pending_hit *hit, char lora[KVP_PENDING_LORA_MAX]);
 
 /* kvp_pending_consume drops exactly the entry that was found: KVP_ERR_NOTFOUND if it is gone or was replaced.
  * kvp_pending_discard drops whatever (part, id) has now, expired or not. Both KVP_ERR_AGAIN as above. */

@@ -70,6 +70,7 @@ static const struct object object[] = {
 	{"sources", kvp_peers_footprint, kvp_peers_new, BY_BOOKER},
 	{"gates", kvp_gates_footprint, kvp_gates_new, BY_BOOKER},
 	{"recovery", kvp_recov_footprint, kvp_recov_new, BY_SUPERVISOR},
+	{"lifecycle", kvp_lifecycle_footprint, kvp_lifecycle_new, BY_BOOKER},
 };
 #define OBJECT_CNT (sizeof(object) / sizeof(object[0]))
 _Static_assert(OBJECT_CNT <= KVP_REGION_DIR_MAX, "object directory is full");
@@ -274,9 +275,13 @@ static int join_objects(struct kvp_region *r)
 	rc = rc ? rc : kvp_peers_join(r->base + d[14].off, g, &r->sources);
 	rc = rc ? rc : kvp_gates_join(r->base + d[15].off, g, &r->gates);
 	rc = rc ? rc : kvp_recov_join(r->base + d[16].off, g, &r->recov);
-	if (!rc)
-		kvp_book_on_end(&r->book, end_lease, &r->affinity);
-	return rc;
+	rc = rc ? rc : kvp_lifecycle_join(r->base + d[17].off, g, &r->lifecycle);
+	if (rc)
+		return rc;
+	kvp_book_on_end(&r->book, end_lease, &r->affinity);
+	r->lifecycle.slots = &r->slots;
+	r->lifecycle.book = &r->book;
+	return KVP_OK;
 }
 
 int kvp_region_join(int fd, enum kvp_region_access access, struct kvp_region *r)

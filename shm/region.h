@@ -21,6 +21,7 @@
 #include "shm/errlog.h"
 #include "shm/gate.h"
 #include "shm/hits.h"
+#include "shm/lifecycle.h"
 #include "shm/obj.h"
 #include "shm/peers.h"
 #include "shm/pending.h"
@@ -83,6 +84,7 @@ struct kvp_region { /* process-local */
 	struct kvp_quota quota;
 	struct kvp_gates gates;
 	struct kvp_recov recov;
+	struct kvp_lifecycle_ring lifecycle; /* shm NULL: no replica sync */
 };
 
 /* kvp_region_geom rounds a requested geometry to what can be built: index ranks up to 64, 256, 1024 or 4096.

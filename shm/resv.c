@@ -119,64 +119,6 @@ int book_keys_store(struct kvp_book *b, uint64_t h, const uint64_t *seq, uint32_
 
 /* ---- ids ---- */
 
-static void id_words_store(uint64_t *to, const unsigned char *id, size_t len)
-{
-	for (size_t i = 0; i < len; i += 8) {
-		uint64_t w = 0;
-		memcpy(&w, id + i, len - i < 8 ? len - i : 8);
-		kvp_st_rlx_u64(&to[i / 8], w);
-	}
-}
-
-static void id_words_load(unsigned char *id, const uint64_t *from, size_t len)
-{
-	for (size_t i = 0; i < len; i += 8) {
-		uint64_t w = kvp_ld_acq_u64(&from[i / 8]);
-		memcpy(id + i, &w, len - i < 8 ? len - i : 8);
-	}
-}
-
-static int id_store(struct kvp_book *b, uint64_t h, const unsigned char *id, size_t len)
-{
-	struct kvp_resv_shm *e = &b->resv[H_IDX(h)];
-	kvp_st_rlx_u32(&e->id_chunk, 0);
-	kvp_st_rlx_u32(&e->id_len, (uint32_t)len);
-	if (len <= RESV_ID_INLINE) {
-		id_words_store(e->id, id, len);
-		return KVP_OK;
-	}
-	uint32_t *link = &e->id_chunk;
-	for (size_t off = 0; off < len; off += CHUNK_KEYS * 8) {
-		uint32_t c = book_chunk_take(b, h);
-		if (!c)
-			return KVP_ERR_FULL;
-		kvp_st_rlx_u32(link, c);
-		link = &b->chunk[c].next;
-		size_t n = len - off < CHUNK_KEYS * 8 ? len - off : CHUNK_KEYS * 8;
-		id_words_store(&b->key[(uint64_t)c * CHUNK_KEYS], id + off, n);
-	}
-	return KVP_OK;
-}
-
-static uint32_t id_load(const struct kvp_book *b, uint32_t idx, unsigned char *id)
-{
-	const struct kvp_resv_shm *e = &b->resv[idx];
-	uint32_t len = kvp_ld_acq_u32(&e->id_len), off = 0;
-	if (len > KVP_RESV_ID_MAX)
-		return 0;
-	if (len <= RESV_ID_INLINE) {
-		id_words_load(id, e->id, len);
-		return len;
-	}
-	for (uint32_t c = kvp_ld_acq_u32(&e->id_chunk); off < len && c && c < b->chunk_cnt;
-		c = kvp_ld_acq_u32(&b->chunk[c].next)) {
-		uint32_t n = len - off < CHUNK_KEYS * 8 ? len - off : CHUNK_KEYS * 8;
-		id_words_load(id + off, &b->key[(uint64_t)c * CHUNK_KEYS], n);
-		off += n;
-	}
-	return off;
-}
-
 struct id_hash {
 	uint64_t tag, lo;
 	uint32_t home;
@@ -258,7 +200,13 @@ static int id_alone(struct kvp_book *b, const struct id_hash *x, uint32_t mine)
 
 int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t id_len, uint64_t *h)
 {
-	if (!id || id_len == 0 || id_len > KVP_RESV_ID_MAX)
+	return kvp_resv_claim_for(b, owner, id, id_len, NULL, 0, h);
+}
+
+int kvp_resv_claim_for(struct kvp_book *b, kvp_owner owner, const void *id, size_t id_len, const void *lora,
+	size_t lora_len, uint64_t *h)
+{
+	if (!id || id_len == 0 || id_len > KVP_RESV_ID_MAX || lora_len > KVP_RESV_LORA_MAX)
 		return KVP_ERR_INVAL;
 	struct id_hash x = id_hash(b, id, id_len);
 	__builtin_prefetch(&b->id[x.home], 1);
@@ -284,13 +232,14 @@ int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t i
 	kvp_st_rlx_u32(&e->filling, 0);
 	kvp_st_rlx_u32(&e->split_chunk, 0);
 	kvp_st_rlx_u64(&e->session, 0);
+	kvp_st_rlx_u32(&e->flags, 0);
 	if ((int32_t)kvp_faa_rlx_u64(&b->hdr->live, LIVE_MORE) >= (int32_t)b->resv_max) {
 		rc = KVP_ERR_FULL;
 	} else if (!id_alone(b, &x, at) || !book_step(b, idx, &s, ST_CLAIM)) {
 		rc = KVP_ERR_EXISTS;
 	} else {
 		KVP_POINT("book:claimed");
-		rc = id_store(b, handle, id, id_len);
+		rc = book_text_store(b, handle, id, id_len, lora, lora_len);
 	}
 	if (rc) {
 		book_ctr(b, rc == KVP_ERR_EXISTS ? KVP_CTR_BOOK_EXISTS : KVP_CTR_BOOK_FULL, 1);
@@ -310,7 +259,7 @@ void book_release(struct kvp_book *b, uint32_t idx)
 	KVP_POINT("book:release");
 	uint64_t session = kvp_ld_acq_u64(&e->session) ? kvp_xchg_ar_u64(&e->session, 0) : 0;
 	book_keys_drop(b, h);
-	chain_drop(b, h, kvp_ld_rlx_u32(&e->id_chunk), KVP_RESV_ID_MAX / (CHUNK_KEYS * 8));
+	chain_drop(b, h, kvp_ld_rlx_u32(&e->id_chunk), RESV_TEXT_MAX / (CHUNK_KEYS * 8));
 	kvp_st_rlx_u32(&e->id_chunk, 0);
 	while (S_BASE(old.lo) != ST_FREED) { /* a claim that is searching may be aborted just now */
 		if (S_BASE(old.lo) == ST_FREE || S_GEN(old.lo) != H_GEN(h))
@@ -341,6 +290,7 @@ int kvp_resv_abandon(struct kvp_book *b, uint64_t h)
 	uint64_t s = state_of(b, h);
 	if (S_BASE(s) != ST_CLAIM)
 		return KVP_ERR_NOTFOUND;
+	kvp_st_rlx_u32(&b->resv[H_IDX(h)].flags, 0); /* of a booking that failed */
 	book_release(b, H_IDX(h));
 	return KVP_OK;
 }
@@ -359,6 +309,12 @@ int kvp_resv_is_claim(const struct kvp_book *b, uint64_t h)
 	return S_BASE(state_of(b, h)) == ST_CLAIM;
 }
 
+int kvp_resv_is_booked(const struct kvp_book *b, uint64_t h)
+{
+	uint64_t s = state_of(b, h);
+	return IS_IN(s, BASES_LIVE) && !(s & FL_WANT_FREE);
+}
+
 /* ---- booking ---- */
 
 static void ask_store(struct kvp_book *b, uint32_t idx, const struct kvp_resv_ask *a, uint64_t ctl)
@@ -369,7 +325,7 @@ static void ask_store(struct kvp_book *b, uint32_t idx, const struct kvp_resv_as
 	kvp_st_rlx_u32(&e->part, a->part);
 	uint64_t tok = a->prefill_tok < KVP_LOAD_TOK_MAX ? a->prefill_tok : KVP_LOAD_TOK_MAX;
 	kvp_st_rlx_u64(&e->prefill_tok, tok);
-	kvp_st_rlx_u32(&e->flags, a->flags);
+	kvp_st_rlx_u32(&e->flags, (a->flags & ~RESV_TOLD) | (b->tell ? RESV_TOLD : 0));
 	kvp_st_rlx_u64(&e->op_ctl, ctl);
 	kvp_st_rlx_u64(&e->worker_id, a->worker_id);
 	kvp_st_rlx_u32(&e->dp_rank, a->dp_rank);
@@ -446,7 +402,7 @@ static int book_blocks(struct kvp_book *b, uint32_t idx, uint64_t ctl)
 	return KVP_OK;
 }
 
-int kvp_resv_book(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a)
+static int book_run(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a)
 {
 	if (a->rank_slot >= b->rank_max || a->seq_cnt > KVP_RESV_SEQ_MAX || (a->seq_cnt && !a->seq))
 		return KVP_ERR_INVAL;
@@ -494,6 +450,17 @@ int kvp_resv_book(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a)
 		rc = KVP_ERR_NOTFOUND;
 	if (!rc)
 		book_ctr(b, KVP_CTR_BOOK_BOOKED, 1);
+	return rc;
+}
+
+int kvp_resv_book(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a)
+{
+	if (!b->tell || (a->flags & KVP_RESV_MIRRORED))
+		return book_run(b, h, a);
+	struct kvp_lifecycle_claim c;
+	book_tell_add(b, h, a, &c);
+	int rc = book_run(b, h, a);
+	book_tell_end(b, &c, rc);
 	return rc;
 }
 
@@ -616,7 +583,14 @@ int book_free(struct kvp_book *b, uint64_t h, enum book_free_mode mode)
 
 int kvp_resv_free(struct kvp_book *b, uint64_t h)
 {
-	return book_free(b, h, BOOK_FREE_CALL);
+	if (!b->tell)
+		return book_free(b, h, BOOK_FREE_CALL);
+	struct kvp_lifecycle_claim c;
+	if (!book_tell_begin(b, h, BOOK_TELL_FREE, &c))
+		return KVP_ERR_NOTFOUND;
+	int rc = book_free(b, h, BOOK_FREE_CALL);
+	book_tell_end(b, &c, rc);
+	return rc;
 }
 
 /* The tokens of s (settled) come off. 0 = the state moved, look again. */
@@ -630,6 +604,8 @@ static int prefill_run(struct kvp_book *b, uint32_t idx, uint64_t s)
 	settle_pending(b, idx, n);
 	return 1;
 }
+
+static int prefill_done(struct kvp_book *b, uint64_t h);
 
 void book_wanted(struct kvp_book *b, uint32_t idx)
 {
@@ -648,12 +624,12 @@ void book_wanted(struct kvp_book *b, uint32_t idx)
 			if (S_BASE(state_of(b, h)) == ST_BOOKED)
 				return; /* recount under way: it comes back to this */
 		} else {
-			kvp_resv_prefill_done(b, h);
+			prefill_done(b, h);
 		}
 	}
 }
 
-int kvp_resv_prefill_done(struct kvp_book *b, uint64_t h)
+static int prefill_done(struct kvp_book *b, uint64_t h)
 {
 	uint32_t idx = H_IDX(h);
 	struct kvp_resv_shm *e = &b->resv[idx];
@@ -688,6 +664,18 @@ int kvp_resv_prefill_done(struct kvp_book *b, uint64_t h)
 			book_wanted(b, idx);
 		return KVP_OK;
 	}
+}
+
+int kvp_resv_prefill_done(struct kvp_book *b, uint64_t h)
+{
+	if (!b->tell)
+		return prefill_done(b, h);
+	struct kvp_lifecycle_claim c;
+	if (!book_tell_begin(b, h, BOOK_TELL_PREFILL, &c))
+		return KVP_ERR_NOTFOUND;
+	int rc = prefill_done(b, h);
+	book_tell_end(b, &c, rc);
+	return rc;
 }
 
 /* Takes the reservation for an output block: ST_OUT_REF and the rank's control word at that moment. */
@@ -804,6 +792,7 @@ int kvp_resv_info(const struct kvp_book *b, uint64_t h, struct kvp_resv_info *ou
 {
 	uint32_t idx = H_IDX(h);
 	const struct kvp_resv_shm *e = idx < b->id_cnt ? &b->resv[idx] : NULL;
+	unsigned char text[RESV_TEXT_MAX];
 	for (int i = 0; e && i < SPIN_MAX; i++) {
 		uint64_t s = state_of(b, h);
 		if (!IS_IN(s, BASES_LIVE) || (s & FL_WANT_FREE))
@@ -822,10 +811,14 @@ int kvp_resv_info(const struct kvp_book *b, uint64_t h, struct kvp_resv_info *ou
 		o.rank_gen = kvp_ld_acq_u32(&e->rank_gen);
 		o.seq_cnt = kvp_ld_acq_u32(&e->seq_cnt);
 		o.expected_output_tok = kvp_ld_acq_u32(&e->expected_output_tok);
-		o.flags = kvp_ld_acq_u32(&e->flags);
+		o.flags = kvp_ld_acq_u32(&e->flags) & ~RESV_TOLD;
 		o.owner = kvp_ld_acq_u32(&e->owner);
 		o.prefill_active = (s & FL_TOK) && S_BASE(s) != ST_PRE_A;
-		o.id_len = id_load(b, idx, (unsigned char *)o.id);
+		uint32_t lens = book_text_load(b, idx, text);
+		o.id_len = RESV_TEXT_ID(lens);
+		o.lora_len = RESV_TEXT_LORA(lens);
+		memcpy(o.id, text, o.id_len);
+		memcpy(o.lora, text + o.id_len, o.lora_len);
 		if (kvp_ld_acq_u64(book_state(b, idx)) != s)
 			continue;
 		memcpy(out, &o, sizeof(o));

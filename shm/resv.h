@@ -28,6 +28,7 @@
 #include "shm/load.h"
 
 #define KVP_RESV_ID_MAX 4096   /* bytes of an id */
+#define KVP_RESV_LORA_MAX 1024 /* bytes of an adapter's name */
 #define KVP_RESV_WINDOW 64     /* entries */
 #define KVP_RESV_SEQ_MAX (1u << 20) /* sequence hashes of one booking */
 
@@ -59,8 +60,9 @@ struct kvp_resv_info {
 	uint32_t part, dp_rank, rank_slot, rank_gen, seq_cnt, output_cnt, expected_output_tok, flags;
 	kvp_owner owner;
 	int prefill_active;    /* nonzero: its prefill tokens still count */
-	uint32_t id_len;
+	uint32_t id_len, lora_len;
 	char id[KVP_RESV_ID_MAX + 1]; /* NUL added; the id itself may hold any byte */
+	char lora[KVP_RESV_LORA_MAX + 1]; /* adapter as told by kvp_resv_claim_for; NUL added */
 };
 
 /* kvp_resv_claim takes an id for the caller, before anything is booked. The id is unique over the whole node.
@@ -74,6 +76,11 @@ struct kvp_resv_info {
  */
 int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t id_len, uint64_t *h);
 
+/* kvp_resv_claim_for: the same, and notes the name of the adapter (0..KVP_RESV_LORA_MAX bytes, any value)
+ * that the booking is for: replicas are told with all that happens to it. */
+int kvp_resv_claim_for(struct kvp_book *b, kvp_owner owner, const void *id, size_t id_len, const void *lora,
+	size_t lora_len, uint64_t *h);
+
 /* kvp_resv_abandon gives a claim up: the id is free again. KVP_ERR_NOTFOUND if h is not a claim (booked
  * reservations end by kvp_resv_free). Claimer only. */
 int kvp_resv_abandon(struct kvp_book *b, uint64_t h);
@@ -81,9 +88,11 @@ int kvp_resv_abandon(struct kvp_book *b, uint64_t h);
 /* kvp_resv_hand makes the caller (the owner of b's handle) the performer of a claim that another process
  * made: it books or abandons it from now on, and its death gives the claim up. Whose booking it will be does
  * not change. KVP_OK, KVP_ERR_NOTFOUND if h is not a claim. The claimer must not use it any more.
- * kvp_resv_is_claim answers 1 while h is a claim and nothing else. Lock-free; any process. */
+ * kvp_resv_is_claim answers 1 while h is a claim and nothing else, kvp_resv_is_booked while it is booked.
+ * Lock-free; any process. */
 int kvp_resv_hand(struct kvp_book *b, uint64_t h);
 int kvp_resv_is_claim(const struct kvp_book *b, uint64_t h);
+int kvp_resv_is_booked(const struct kvp_book *b, uint64_t h);
 
 /* kvp_resv_book books a claimed reservation on a rank.
  *

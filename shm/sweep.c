@@ -252,6 +252,7 @@ static void sweep_pending(struct sweep *w, uint32_t idx, uint64_t s)
 		break;
 	case ST_FREE_REF:
 		if (!kvp_ld_rlx_u32(&e->seq_cnt)) { /* no references: the delta is certain */
+			book_tell_swept(b, idx);
 			book_free_run(b, idx, ctl);
 			w->res->finish_cnt++;
 			break;
@@ -298,7 +299,7 @@ static void sweep_settled(struct sweep *w, uint32_t idx, uint64_t s)
 	}
 	if (w->visit)
 		w->visit(w->ctx, h);
-	if (book_free(b, h, BOOK_FREE_CALL) == KVP_OK)
+	if (kvp_resv_free(b, h) == KVP_OK)
 		w->res->free_cnt++;
 }
 
@@ -309,6 +310,7 @@ static void sweep_freed(struct sweep *w, uint32_t idx)
 	uint64_t ctl = rank < b->rank_max ? book_ctl(b, rank) : 0;
 	if (CTL_STATE(ctl) == KVP_CTL_CLOSED && CTL_GEN(ctl) == kvp_ld_rlx_u32(&b->resv[idx].rank_gen))
 		book_purge(b, idx, rank, CTL_EPOCH(ctl), CTL_BACK(ctl) + 1, PURGE_ALL);
+	book_tell_swept(b, idx);
 	book_release(b, idx);
 	w->res->finish_cnt++;
 }
@@ -411,7 +413,10 @@ static uint32_t end_old(struct kvp_book *b, uint32_t want, uint64_t now_ns, uint
 		uint64_t since = kvp_ld_rlx_u64(want ? &e->lease_ns : &e->booked_ns);
 		if (since >= now_ns || now_ns - since <= limit_ns)
 			continue;
-		cnt += book_free(b, HANDLE(S_GEN(s), i), BOOK_FREE_CALL) == KVP_OK;
+		/* A lease is the node's own matter: who mirrors the booking does not know that it ran out. Age is
+		 * everybody's. */
+		uint64_t h = HANDLE(S_GEN(s), i);
+		cnt += (want ? kvp_resv_free(b, h) : book_free(b, h, BOOK_FREE_CALL)) == KVP_OK;
 	}
 	return cnt;
 }

@@ -85,6 +85,7 @@ struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
 	s->ctr = column;
 	s->set = *set;
 	kvp_book_attach(&r->book, owner, column);
+	kvp_book_publish(&r->book, &r->lifecycle);
 	kvp_pending_attach(&r->pending, owner, column);
 	kvp_affinity_attach(&r->affinity, owner, column);
 	kvp_queue_attach(&r->queue, owner, &r->slots, column);

@@ -29,9 +29,9 @@ static struct kvp_str make_uuid(char *out)
 	return (struct kvp_str){out, KVP_SEL_UUID_LEN};
 }
 
-int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, uint64_t *h)
+int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, struct kvp_str lora, uint64_t *h)
 {
-	int rc = kvp_resv_claim(&s->region->book, s->owner, id.ptr, id.len, h);
+	int rc = kvp_resv_claim_for(&s->region->book, s->owner, id.ptr, id.len, lora.ptr, lora.len, h);
 	if (rc == KVP_OK)
 		return 0;
 	if (rc == KVP_ERR_EXISTS)
@@ -280,7 +280,7 @@ int kvp_selection_select_and_reserve(
 	if (status)
 		return status;
 	a->selection_id = q->selection_id.ptr ? q->selection_id : make_uuid(s->id);
-	status = kvp_sel_claim(s, a->selection_id, &h);
+	status = kvp_sel_claim(s, a->selection_id, q->prompt.lora, &h);
 	if (status)
 		return status;
 	status = kvp_sel_session_hold(s, q);
@@ -389,7 +389,7 @@ int kvp_selection_reserve(
 			q->effective_prefill_tok, s->prompt.isl_tok);
 	status = kvp_sel_prompt_finish(s, either(q->override.assume_kv_reuse, s->set.assume_kv_reuse));
 	status = status ? status : worker_known(s, q);
-	status = status ? status : kvp_sel_claim(s, q->selection_id, &h);
+	status = status ? status : kvp_sel_claim(s, q->selection_id, q->prompt.lora, &h);
 	if (status)
 		return status;
 	status = book_named(s, q, h, &chosen);

@@ -63,6 +63,7 @@ void kvp_sel_local_age(struct kvp_sel_local *l);
 /* The session of the current call. */
 struct kvp_sel_session {
 	struct kvp_affinity_key key;
+	struct kvp_str id; /* what the key was made of */
 	struct kvp_affinity_hold hold;	   /* UNPINNED: nothing to bind or to cancel */
 	enum kvp_tristate steer;	   /* KVP_YES: prefer target */
 	struct kvp_affinity_target target;
@@ -113,11 +114,12 @@ struct kvp_selection {
 int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* Steps that every form of booking shares. kvp_sel_claim takes an id: 0, 400, 409 or 503. kvp_sel_worker_of
- * fills s->worker with the record of a chosen rank: 0, or 500 when it is no longer schedulable.
+/* Steps that every form of booking shares. kvp_sel_claim takes an id for a booking of an adapter (len 0 =
+ * none): 0, 400, 409 or 503. kvp_sel_worker_of fills s->worker with the record of a chosen rank: 0, or 500
+ * when it is no longer schedulable.
  * kvp_sel_booking_flags are those of kvp_resv_ask; kvp_sel_booking_failed is the answer to a failed
  * kvp_resv_book. */
-int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, uint64_t *h);
+int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, struct kvp_str lora, uint64_t *h);
 int kvp_sel_worker_of(struct kvp_selection *s, const struct kvp_sel_rank *r);
 uint32_t kvp_sel_booking_flags(const struct kvp_selection *s, enum kvp_tristate track);
 int kvp_sel_booking_failed(struct kvp_selection *s, int rc, uint64_t worker_id);

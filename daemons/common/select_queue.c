@@ -452,6 +452,7 @@ static int fill_overlap(struct kvp_selection *s, const struct answer_head *d, co
 static void take_session(struct kvp_selection *s, const struct kvp_sel_waiting *x)
 {
 	s->session.key = x->session.key;
+	s->session.id = x->q.session_id;
 	s->session.hold = x->session.hold;
 	s->session.steer = KVP_NO;
 }
@@ -533,7 +534,7 @@ static int claim_again(struct kvp_selection *s, uint64_t ticket)
 	int rc = kvp_sel_load(s, ticket, KVP_SEL_LOAD_ALL, &x);
 	s->stored = NULL;
 	int status = rc ? kvp_sel_fail(s, 500, "the waiting request was lost")
-			: kvp_sel_claim(s, x.q.selection_id, &h);
+			: kvp_sel_claim(s, x.q.selection_id, x.q.prompt.lora, &h);
 	if (status) {
 		kvp_queue_cancel(&s->region->queue, ticket);
 		if (!rc)

@@ -27,6 +27,8 @@ void kvp_sel_remember(
 		.lora_hash = lora->len ? kvp_hash_bytes(lora->ptr, lora->len, 0) : 0,
 		.expected_output_tok = q->expected_output_tok,
 		.session = kvp_sel_steerable(s, q) ? q->session_id.ptr : NULL,
+		.lora = lora->ptr,
+		.lora_len = (uint32_t)lora->len,
 		.session_len = kvp_sel_steerable(s, q) ? (uint32_t)q->session_id.len : 0,
 		.flags = a->track_prefill_tokens == KVP_YES ? KVP_PENDING_TRACK_PREFILL : 0};
 	kvp_pending_insert(&s->region->pending, &it, kvp_clock_mono_ns());
@@ -51,6 +53,7 @@ struct replay {
 	struct kvp_pending_hit hit;
 	uint64_t *block; /* block hashes that were kept */
 	char session[KVP_PENDING_SESSION_MAX];
+	char lora[KVP_PENDING_LORA_MAX];
 };
 
 static int nothing_kept(struct kvp_selection *s, const struct replay *r)
@@ -127,7 +130,10 @@ int kvp_selection_replay(struct kvp_selection *s, enum kvp_part_role role, struc
 		return nothing_kept(s, &r);
 	int status = kvp_sel_open_partition(s, role, model, group);
 	status = status ? status : kept_rank(s, &r, &at);
-	status = status ? status : kvp_sel_claim(s, selection_id, &h);
+	if (!status && kvp_pending_lora(&s->region->pending, &r.hit, r.lora))
+		status = nothing_kept(s, &r);
+	struct kvp_str lora = {r.lora, r.hit.lora_len};
+	status = status ? status : kvp_sel_claim(s, selection_id, lora, &h);
 	if (status)
 		return status;
 	status = book_kept(s, &r, h, &s->rank[at]);

@@ -43,6 +43,7 @@ static int begin(struct kvp_selection *s, const struct kvp_select_request *q)
 		return kvp_sel_fail(
 			s, 400, "session affinity ID must not exceed %d bytes", KVP_SESSION_ID_MAX);
 	s->session.key = kvp_affinity_key(table(s), s->part_idx, q->session_id.ptr, q->session_id.len);
+	s->session.id = q->session_id;
 	return 1;
 }
 
@@ -116,6 +117,23 @@ void kvp_sel_session_cancel(struct kvp_selection *s)
 	wake_waiters(s);
 }
 
+/* tell_bound leaves a record of a binding, new or confirmed, for the replicas. */
+static void tell_bound(struct kvp_selection *s, struct kvp_affinity_target at)
+{
+	struct kvp_book *b = &s->region->book;
+	struct kvp_lifecycle_claim c;
+	struct kvp_lifecycle_put r = {.kind = KVP_LIFECYCLE_AFFINITY,
+		.part = s->session.key.part,
+		.dp_rank = at.dp_rank,
+		.worker_id = at.worker_id,
+		.id = s->session.id.ptr,
+		.id_len = (uint32_t)s->session.id.len};
+	if (!b->tell || !s->session.id.len)
+		return;
+	kvp_lifecycle_claim(b->tell, s->owner, &r, &c);
+	kvp_lifecycle_ready(b->tell, &c, s->ctr);
+}
+
 /* bind takes a lease for a booking: 0, or 400 when the session is bound elsewhere. */
 static int bind_to(struct kvp_selection *s, uint64_t h, uint64_t worker_id, uint32_t dp_rank)
 {
@@ -140,6 +158,8 @@ static int bind_to(struct kvp_selection *s, uint64_t h, uint64_t worker_id, uint
 		return kvp_sel_fail(s, 400,
 			"session affinity: the session is bound to worker %" PRIu64 " dp_rank %" PRIu32,
 			other.worker_id, other.dp_rank);
+	if (tag)
+		tell_bound(s, at);
 	if (tag && kvp_resv_set_session(&s->region->book, h, tag))
 		kvp_affinity_release(table(s), tag, now_ns); /* freed by somebody in this very moment */
 	return 0;
@@ -156,6 +176,7 @@ int kvp_sel_session_bind_kept(
 	if (len == 0 || !s->region->affinity.max)
 		return 0;
 	s->session.key = kvp_affinity_key(table(s), s->part_idx, session, len);
+	s->session.id = (struct kvp_str){session, len};
 	return bind_to(s, h, r->worker_id, r->dp_rank);
 }
 

@@ -81,6 +81,11 @@ static uint64_t check_recovery(struct kvp_region *r)
 	return kvp_recov_check(&r->recov);
 }
 
+static uint64_t check_lifecycle(struct kvp_region *r)
+{
+	return kvp_lifecycle_check(&r->lifecycle);
+}
+
 static const struct {
 	const char *name;
 	uint64_t (*check)(struct kvp_region *r);
@@ -101,6 +106,7 @@ static const struct {
 	{"sources", check_sources},
 	{"gates", check_gates},
 	{"recovery", check_recovery},
+	{"lifecycle", check_lifecycle},
 };
 
 /* Only the words of the last try are worth reading: stderr goes to a memory file meanwhile. */

@@ -47,6 +47,7 @@ int ctl_sweep(int argc, char **argv)
 	}
 	struct kvp_sweep_result res;
 	memset(&res, 0, sizeof(res));
+	kvp_book_publish(&r->book, &r->lifecycle); /* what the dead held ends for the replicas, too */
 	rc = KVP_ERR_AGAIN;
 	for (int i = 0; i < TRIES && rc == KVP_ERR_AGAIN; i++)
 		rc = kvp_book_sweep_owner(&r->book, dead, NULL, NULL, &res);

@@ -172,6 +172,7 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 			.seq_hash_cnt = cnt,
 			.has_isl = KVP_YES,
 			.isl_tok = info->isl_tok,
+			.lora = {info->lora, info->lora_len},
 			.eagle = KVP_UNSET};
 		renew_never(j);
 		kvp_epp_free_id(x, j->id, j->id_len);

@@ -399,6 +399,7 @@ static void run(struct daemon *d)
 {
 	uint64_t now = kvp_clock_mono_ns();
 	d->expire_ns = now + EXPIRE_EVERY_NS;
+	kvp_book_publish(&d->boot.region->book, &d->boot.region->lifecycle); /* leases that run out */
 	while (d->idx.state != KVP_IDX_STOPPING) {
 		uint64_t start = now;
 		uint32_t done = commands(d);

@@ -91,6 +91,7 @@ int sup_plan(struct sup *s)
 	s->geom.queued_max = (uint32_t)c->max_queued;
 	s->geom.part_max = KVP_PART_MAX;
 	s->geom.pending_max = (uint32_t)c->selection_cache_max_entries;
+	s->geom.lifecycle_max = c->eff.sync_port ? (uint32_t)c->replica_queue : 0;
 	s->geom.pending_bytes = c->selection_cache_max_bytes;
 	s->geom.pending_ttl_ns = c->selection_cache_ttl_secs < TTL_MAX_S
 					 ? (uint64_t)(c->selection_cache_ttl_secs * 1e9)
