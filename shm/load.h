@@ -103,10 +103,10 @@ static inline void kvp_book_on_end(struct kvp_book *b, void (*hook)(void *ctx, u
 }
 
 /* kvp_book_publish makes a handle tell the replicas what is done through it: every kvp_resv_book without
- * KVP_RESV_MIRRORED, every kvp_resv_prefill_done and kvp_resv_free that answers KVP_OK, and what the sweep
- * ends of a dead owner, each as a record in the ring (shm/lifecycle.h). Not told: outputs, expiry, the close
- * of a rank. l NULL, or without a ring (no replica sync): nobody is told, which is how a handle begins. Who
- * applies what replicas tell uses a handle of its own that tells nobody. */
+ * KVP_RESV_MIRRORED, every kvp_resv_prefill_done and kvp_resv_free that answers KVP_OK, and what
+ * ends by the sweep of a dead owner or by its lease, each as a record in the ring (shm/lifecycle.h). Not
+ * told: outputs, expiry, the close of a rank. l NULL, or without a ring (no replica sync): nobody is told,
+ * which is how a handle begins. Who applies what replicas tell uses a handle of its own that tells nobody. */
 void kvp_book_publish(struct kvp_book *b, struct kvp_lifecycle_ring *l);
 
 static inline uint64_t kvp_load_blk_fx(uint64_t sum)

@@ -413,8 +413,7 @@ static uint32_t end_old(struct kvp_book *b, uint32_t want, uint64_t now_ns, uint
 		uint64_t since = kvp_ld_rlx_u64(want ? &e->lease_ns : &e->booked_ns);
 		if (since >= now_ns || now_ns - since <= limit_ns)
 			continue;
-		/* A lease is the node's own matter: who mirrors the booking does not know that it ran out. Age is
-		 * everybody's. */
+		/* Replicas know the age of a booking, and nothing of its lease. */
 		uint64_t h = HANDLE(S_GEN(s), i);
 		cnt += (want ? kvp_resv_free(b, h) : book_free(b, h, BOOK_FREE_CALL)) == KVP_OK;
 	}

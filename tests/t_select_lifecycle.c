@@ -241,6 +241,14 @@ static void test_ends(void)
 	is_str(drain(), "", "which is not told");
 	kvp_selection_free(a, str("kept"));
 	is_str(drain(), "", "nor what is asked of it later");
+	book(dying, "lost", NULL);
+	kvp_selection_prefill_complete(dying, str("lost"));
+	drain();
+	is_u64(kvp_resv_expire(bk, kvp_clock_mono_ns() + 400000000000ull, 300000000000ull), 0,
+		"one that lives by lease does not expire");
+	is_u64(kvp_resv_lapse(bk, kvp_clock_mono_ns() + 70000000000ull, 60000000000ull), 1,
+		"but its lease runs out");
+	is_str(drain(), "FREE lost 1/0", "which is told");
 	book(a, "busy", NULL);
 	submit(dying, "waits", &t[0]);
 	kvp_selection_free(a, str("busy"));
@@ -297,7 +305,7 @@ static void test_mirrored(void)
 static void test_full(void)
 {
 	struct kvp_counters *c = &node->region->counters;
-	char id[8];
+	char id[16];
 	int good = 1;
 	profile.class[0].busy_frac = NAN;
 	uint64_t lost = kvp_ctr_sum(c, KVP_CTR_LIFECYCLE_DROPPED);
