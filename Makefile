@@ -53,15 +53,19 @@ EXTPROC_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/extproc/*.c))
 # The parts of the replica daemon, likewise.
 PEER_A := $(B)/libkvp-peer.a
 PEER_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/peer/*.c))
+# Discovery's parts, likewise.
+DISCOVERY_A := $(B)/libkvp-discovery.a
+DISCOVERY_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/discovery/*.c))
 
 # One binary a folder: folder -> program name.
-PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpick-extproc $(B)/kvpick-peer $(B)/kvpickctl \
-	$(B)/kvpick-sim $(B)/kvpick-load
+PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpick-extproc $(B)/kvpick-peer \
+	$(B)/kvpick-discovery $(B)/kvpickctl $(B)/kvpick-sim $(B)/kvpick-load
 src_kvpick := daemons/supervisor
 src_kvpick-indexer := daemons/indexer
 src_kvpick-httpd := daemons/httpd
 src_kvpick-extproc := daemons/extproc
 src_kvpick-peer := daemons/peer
+src_kvpick-discovery := daemons/discovery
 src_kvpickctl := daemons/ctl
 src_kvpick-sim := bench/sim
 src_kvpick-load := bench/load
@@ -116,8 +120,9 @@ $(COMMON_A): $(call obj,$(COMMON_SRC))
 $(BENCH_A): $(call obj,$(BENCH_LIB_SRC))
 $(EXTPROC_A): $(call obj,$(EXTPROC_LIB_SRC))
 $(PEER_A): $(call obj,$(PEER_LIB_SRC))
+$(DISCOVERY_A): $(call obj,$(DISCOVERY_LIB_SRC))
 $(POINT_A): $(patsubst %,$(B)/points/%.o,shm/point.c $(shell grep -lw KVP_POINT $(SHM_SRC)))
-$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(EXTPROC_A) $(PEER_A) $(POINT_A):
+$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(POINT_A):
 	@mkdir -p $(@D)
 	@rm -f $@
 	ar rcs $@ $^
@@ -143,9 +148,9 @@ $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 # The example of embedding gets what `make install` installs, and nothing else.
 $(B)/tests/t_embed: $(B)/tests/t_embed.c.o $(LIB_A)
 	$(CC) $(LDFLAGS) -o $@ $^ -lxxhash -lm
-$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(EXTPROC_A) $(PEER_A) $(LINK)
+$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(LINK)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(EXTPROC_A) $(PEER_A) $(LINK) $(LIBS)
+	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(LINK) $(LIBS)
 $(POINT_TESTS): $(POINT_A)
 $(POINT_TESTS:=.c.o): CFLAGS += -DKVP_TEST_POINTS
 

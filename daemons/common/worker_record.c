@@ -67,6 +67,14 @@ static const struct wrec_member member[] = {
 };
 enum { MEMBER_CNT = sizeof(member) / sizeof(member[0]) };
 
+int kvp_wrec_is_member(const char *name)
+{
+	for (int i = 0; i < MEMBER_CNT; i++)
+		if (strcmp(member[i].name, name) == 0)
+			return 1;
+	return strcmp(name, "worker_id") == 0;
+}
+
 /* -- memory: chunks that live as long as the record -- */
 
 struct kvp_wrec_chunk {

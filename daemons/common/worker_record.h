@@ -77,6 +77,8 @@ int kvp_wrec_post(
 int kvp_wrec_patch(
 	struct kvp_json *p, const char *json, size_t len, struct kvp_wrec *rec, struct kvp_wrec_err *err);
 void kvp_wrec_free(struct kvp_wrec *rec);
+/* kvp_wrec_is_member: 1 for the name of a member of a WorkerRequest. */
+int kvp_wrec_is_member(const char *name);
 
 /* Ranks that the worker owns: [*start, *start + return); the end saturates at 2^32 - 1. */
 uint32_t kvp_wrec_ranks(const struct kvp_wrec *rec, uint32_t *start);

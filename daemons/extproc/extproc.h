@@ -113,7 +113,7 @@ struct kvp_epp {
 	struct kvp_tls_watch tls;
 	struct kvp_grpc_stat seen;
 	struct kvp_radix_touch touch;
-	int signal_fd, draining, ready;
+	int signal_fd, draining, ready, discovered;
 	uint64_t log_turn;
 };
 
