@@ -184,8 +184,8 @@ static void say_health(struct kvp_epp *x, int ready)
 	x->ready = ready;
 }
 
-/* discovery_is_ready: its process says RUN while its picture of the workers is complete. In the moment between
- * two such processes nothing has changed. */
+/* discovery_is_ready: its process says RUN while its picture of the workers is complete. Between two such
+ * processes nothing has changed. */
 static int discovery_is_ready(struct kvp_epp *x)
 {
 	const struct kvp_slots *s = x->boot.slots;
