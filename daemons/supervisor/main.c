@@ -1,5 +1,5 @@
-/* kvpick — the supervisor's command line: run, check-config, version, help. */
-#include "daemons/supervisor/sup.h"
+/* kvpick — the supervisor's command line: run, check-config, doctor, version, help. */
+#include "daemons/supervisor/doctor.h"
 
 #include "daemons/common/log.h"
 #include <stdio.h>
@@ -13,6 +13,8 @@ static void usage(FILE *f)
 	      "\n"
 	      "  kvpick run [FLAGS]            start a node: supervisor, indexer, HTTP service\n"
 	      "  kvpick check-config [FLAGS]   parse the configuration, print it with its sources\n"
+	      "  kvpick doctor [FLAGS]         look at all that such a node needs, say what to do about it;\n"
+	      "                                exit code 1 when something fails; --json\n"
 	      "  kvpick version                print the version\n"
 	      "  kvpick help [VERB]            this text; 'kvpick help run' lists every flag and variable,\n"
 	      "                                'kvpick help settings' prints them as the README's table\n"
@@ -68,12 +70,15 @@ int main(int argc, char **argv)
 		return run(cnt, rest, env);
 	if (strcmp(verb, "check-config") == 0)
 		return check_config(cnt, rest, env);
+	if (strcmp(verb, "doctor") == 0)
+		return doc_main(cnt, rest, env);
 	if (strcmp(verb, "version") == 0 || strcmp(verb, "--version") == 0) {
 		kvp_config_print_version(stdout, KVP_BIN_SUPERVISOR);
 		return KVP_EXIT_OK;
 	}
 	if (strcmp(verb, "help") == 0 || strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0) {
-		if (cnt > 0 && (strcmp(rest[0], "run") == 0 || strcmp(rest[0], "check-config") == 0))
+		if (cnt > 0 && (strcmp(rest[0], "run") == 0 || strcmp(rest[0], "check-config") == 0 ||
+				       strcmp(rest[0], "doctor") == 0))
 			kvp_config_print_help(stdout, KVP_BIN_SUPERVISOR);
 		else if (cnt > 0 && strcmp(rest[0], "settings") == 0)
 			kvp_config_print_markdown(stdout);
