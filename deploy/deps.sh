@@ -4,7 +4,7 @@
 set -eu
 need="gcc g++ make pkg-config perl python3 libc6-dev libck-dev liburing-dev libzmq3-dev libmsgpack-dev
 libsimdjson-dev libhttp-parser-dev libxxhash-dev libyaml-dev libyajl-dev libgrpc-dev libprotobuf-c-dev
-protobuf-c-compiler libssl-dev libcurl4-openssl-dev openssl python3-grpcio"
+protobuf-c-compiler libssl-dev libcurl4-openssl-dev openssl python3-grpcio python3-yaml"
 missing=""
 for p in $need; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
