@@ -495,9 +495,9 @@ static void test_urls(void)
 		{"http://[::1", NULL, NULL, NULL, 0}, {"http://[::1]x", NULL, NULL, NULL, 0},
 		{"http://h/a b", NULL, NULL, NULL, 0}, {"http://unix:/", NULL, NULL, NULL, 0}};
 	for (size_t i = 0; i < sizeof(t) / sizeof(t[0]); i++) {
-		struct kvp_tkz_url u;
+		struct kvp_http_url u;
 		char path[KVP_TKZ_PATH_MAX] = "";
-		const char *why = kvp_tkz_url_parse(&u, t[i].url);
+		const char *why = kvp_http_url_parse(&u, t[i].url);
 		if (!t[i].host) {
 			ok(why, "%s: %s", t[i].url, why);
 			continue;

@@ -8,7 +8,7 @@
 void kvp_config_warn_unbuilt(const struct kvp_config *cfg)
 {
 	static const enum kvp_config_id unbuilt[] = {
-		KVP_CFG_replica_sync_port, KVP_CFG_replica_sync_peers, KVP_CFG_indexer_peers};
+		KVP_CFG_replica_sync_port, KVP_CFG_replica_sync_peers};
 	for (size_t i = 0; i < sizeof(unbuilt) / sizeof(unbuilt[0]); i++)
 		if (cfg->source[unbuilt[i]] != KVP_FROM_DEFAULT)
 			KVP_LOG_W("config.no_effect", "name=%s reason=%s", kvp_config_name(unbuilt[i]),

@@ -54,7 +54,7 @@ enum probe { PROBE_UNKNOWN, PROBE_YES, PROBE_NO };
 struct kvp_tkz {
 	struct kvp_loop *loop;
 	struct kvp_tkz_cfg cfg;
-	struct kvp_tkz_url url;
+	struct kvp_http_url url;
 	struct kvp_resolve *name;
 	struct kvp_http_client *http;
 	struct kvp_token token;
@@ -571,7 +571,7 @@ int kvp_tkz_open(
 		return KVP_ERR_SYS;
 	t->loop = l;
 	t->cfg = *cfg;
-	const char *why = kvp_tkz_url_parse(&t->url, cfg->url ? cfg->url : "");
+	const char *why = kvp_http_url_parse(&t->url, cfg->url ? cfg->url : "");
 	if (why)
 		return refuse(t, err, cap, "address of the tokenizer service %s", why);
 	if (protocol_set(t))

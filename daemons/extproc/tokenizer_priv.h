@@ -8,20 +8,12 @@
 #define KVP_EXTPROC_TOKENIZER_PRIV_H
 
 #include "daemons/extproc/request.h"
+#include "ipc/http_url.h"
 
 #define KVP_TKZ_PATH_MAX 1152
 
-struct kvp_tkz_url {
-	char host[256];	     /* name, IP literal without brackets, or unix:/path */
-	char authority[300]; /* of the Host header */
-	char base[1024];     /* path before the endpoint's, no slash behind; may be empty */
-	uint16_t port;
-};
-/* kvp_tkz_url_parse: NULL, or what is wrong. Query and fragment of the address are left out, and one slash at
- * the end of its path. */
-const char *kvp_tkz_url_parse(struct kvp_tkz_url *u, const char *text);
 /* kvp_tkz_path writes base and endpoint: KVP_OK, KVP_ERR_LIMIT. */
-int kvp_tkz_path(const struct kvp_tkz_url *u, const char *endpoint, char out[KVP_TKZ_PATH_MAX]);
+int kvp_tkz_path(const struct kvp_http_url *u, const char *endpoint, char out[KVP_TKZ_PATH_MAX]);
 
 struct kvp_tkz_mm { /* grows; zero it at first */
 	struct kvp_ask_mm *obj;

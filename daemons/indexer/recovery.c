@@ -291,7 +291,7 @@ int kvp_idx_recovery_tend(struct kvp_idx *idx, uint64_t now_ns, int are_rings_em
 	if (!v->gate)
 		return 0;
 	if (kvp_recov_is_shut(v->gate)) {
-		if (v->to == KVP_RECOV_NONE && v->patience_ns && now_ns - v->heard_ns > v->patience_ns) {
+		if (v->to == KVP_RECOV_NONE && v->patience_ns && now_ns > v->heard_ns + v->patience_ns) {
 			KVP_LOG_W("recovery.given_up", "reason=nobody_goes_on_with_it");
 			end_as(idx, KVP_RECOV_EXHAUSTED, 0, now_ns);
 		}
@@ -299,7 +299,7 @@ int kvp_idx_recovery_tend(struct kvp_idx *idx, uint64_t now_ns, int are_rings_em
 			return 0;
 		int is_done = !idx->listeners ||
 			      (are_rings_empty && kvp_idx_listeners_caught_up(idx->listeners)) ||
-			      now_ns - v->to_ns > KVP_IDX_CATCH_UP_NS;
+			      now_ns > v->to_ns + KVP_IDX_CATCH_UP_NS;
 		if (is_done)
 			gate_opens(idx, now_ns);
 		return is_done;

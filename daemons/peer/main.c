@@ -49,6 +49,8 @@ static int turn(void *ctx)
 	for (uint32_t i = 0; i < p->mesh_cnt && p->left; i++)
 		more |= kvp_zmq_mesh_work(p->mesh[i].zmq, p->left);
 	kvp_mirror_flush(&p->mirror);
+	more |= kvp_dump_port_poll(p->dump_port);
+	more |= p->recovery && kvp_recovery_poll(p->recovery);
 	return more;
 }
 
@@ -142,6 +144,12 @@ static int open_mesh(struct kvp_peer *p, enum kvp_part_role role, uint16_t port,
 	return kvp_zmq_mesh_watch(m->zmq, p->loop);
 }
 
+/* The index is recovered, or there is nothing to recover: the peers' load is listened to from now on. */
+static void on_recovered(void *ctx)
+{
+	kvp_peer_listen(ctx);
+}
+
 static int open_all(struct kvp_peer *p)
 {
 	struct kvp_region *r = p->boot.region;
@@ -163,13 +171,17 @@ static int open_all(struct kvp_peer *p)
 	if (!p->zmq)
 		return KVP_ERR_SYS;
 	kvp_loop_before_sleep(p->loop, turn, p);
-	return open_mesh(p, KVP_PART_AGGREGATED, p->boot.config->eff.sync_port, &r->peers);
+	rc = open_mesh(p, KVP_PART_AGGREGATED, p->boot.config->eff.sync_port, &r->peers);
+	rc = rc ? rc : kvp_dump_port_open(&p->boot, p->loop, &p->dump_port);
+	return rc ? rc : kvp_recovery_open(&p->boot, p->loop, on_recovered, p, &p->recovery);
 }
 
 static void close_all(struct kvp_peer *p)
 {
 	for (uint32_t i = 0; i < p->mesh_cnt; i++)
 		kvp_zmq_mesh_close(p->mesh[i].zmq);
+	kvp_recovery_close(p->recovery);
+	kvp_dump_port_close(p->dump_port);
 	kvp_loop_close(p->loop);
 	if (p->zmq)
 		zmq_ctx_term(p->zmq);
@@ -189,7 +201,6 @@ int main(int argc, char **argv)
 		KVP_LOG_E("peer.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));
 		return errno == EADDRINUSE || errno == EADDRNOTAVAIL ? KVP_EXIT_CONFIG : KVP_EXIT_AGAIN;
 	}
-	kvp_peer_listen(&p);
 	on_beat(&p, &p.beat);
 	kvp_boot_control(&p.boot, KVP_CTL_RUN);
 	KVP_LOG_I("peer.run", "port=%u router_id=%" PRIu64, p.mesh_cnt ? kvp_zmq_mesh_port(p.mesh[0].zmq) : 0,

@@ -15,6 +15,8 @@
 
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
+#include "daemons/peer/dump_port.h"
+#include "daemons/peer/recovery.h"
 #include <kvpick/clock.h>
 #include "daemons/peer/mirror.h"
 #include "ipc/loop.h"
@@ -49,6 +51,8 @@ struct kvp_peer {
 	struct kvp_replica_dec dec;
 	uint64_t now_ns, until_ns; /* of this turn: when it began, when it shall end */
 	uint32_t left;		   /* events that this turn may still apply */
+	struct kvp_dump_port *dump_port; /* NULL: none is set */
+	struct kvp_recovery *recovery;
 	struct kvp_watch wake, signals;
 	struct kvp_timer beat, end;
 	int signal_fd;
