@@ -159,7 +159,9 @@ void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r, const str
 		write_hist(t, r, (enum kvp_hist)i);
 	write_published(t, r);
 	write_node(t, r);
-	if (cfg->eff.epp_on)
+	if (cfg->eff.epp_on) {
 		kvp_metrics_epp(t, r, cfg);
+		kvp_metrics_node(t, r);
+	}
 	write_settings(t, cfg);
 }

@@ -28,5 +28,7 @@ void kvp_text_label(const char *in, char *out, size_t cap);
 
 /* kvp_metrics_epp appends the Endpoint Picker's families under their published names. */
 void kvp_metrics_epp(struct kvp_text *t, const struct kvp_region *r, const struct kvp_config *cfg);
+/* kvp_metrics_node appends what is in the region now: workers, loads, bookings, queue, index. */
+void kvp_metrics_node(struct kvp_text *t, const struct kvp_region *r);
 void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r, const struct kvp_config *cfg);
 #endif

@@ -76,7 +76,9 @@ struct kvp_job {
 	uint32_t dp_rank, block_size;
 	uint64_t out_events; /* counted towards output blocks */
 	struct kvp_usage_scan usage;
-	int has_usage, first_body_seen;
+	int has_usage;
+	uint64_t first_body_ns; /* when it came; 0 = not yet */
+	uint64_t response_bytes;
 	char *salted;  /* the body as it goes on, when it is not the client's */
 	int is_logged; /* one of those whose events are logged */
 };
@@ -132,6 +134,8 @@ extern const struct kvp_stream_ops kvp_epp_ops;
 int kvp_epp_admit(void *job, struct kvp_pick_answer *a);
 void kvp_epp_pick(void *job, const struct kvp_pick_ask *ask);
 void kvp_epp_cancel(void *job);
+/* kvp_epp_read_head fills j->ask from headers: 0, or the status that the request is refused with. */
+int kvp_epp_read_head(struct kvp_job *j, const struct kvp_extproc_header *header, uint32_t cnt);
 int kvp_epp_retry(struct kvp_epp *x); /* parked jobs once more; 1 if one got on */
 int kvp_epp_poll(struct kvp_epp *x);  /* queued ones whose turn has come; 1 if there was one */
 

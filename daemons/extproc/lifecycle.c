@@ -262,6 +262,17 @@ static void compare(struct kvp_job *j, uint64_t reported_tok)
 						      : "far fewer cached tokens than the index predicts");
 }
 
+static void time_tokens(struct kvp_job *j, uint64_t cnt)
+{
+	struct kvp_ctr_column_shm *c = j->x->boot.ctr;
+	uint64_t now_ns = kvp_clock_mono_ns();
+	kvp_hist_add(c, KVP_HIST_EPP_OUTPUT_TOK, cnt);
+	if (cnt)
+		kvp_hist_add(c, KVP_HIST_EPP_NTPOT_NS, (now_ns - j->start_ns) / cnt);
+	if (cnt > 1 && j->first_body_ns)
+		kvp_hist_add(c, KVP_HIST_EPP_TPOT_NS, (now_ns - j->first_body_ns) / (cnt - 1));
+}
+
 static void end_usage(struct kvp_job *j)
 {
 	struct kvp_usage u;
@@ -273,7 +284,7 @@ static void end_usage(struct kvp_job *j)
 			compare(j, u.cached_tok);
 		}
 		if (u.has & KVP_USAGE_HAS_COMPLETION)
-			kvp_hist_add(c, KVP_HIST_EPP_OUTPUT_TOK, u.completion_tok);
+			time_tokens(j, u.completion_tok);
 	}
 	kvp_usage_close(&j->usage);
 	j->has_usage = 0;
@@ -282,9 +293,10 @@ static void end_usage(struct kvp_job *j)
 void kvp_epp_response_body(void *ctx, const void *body, size_t len, int end_of_stream)
 {
 	struct kvp_job *j = ctx;
-	if (len && !j->first_body_seen) {
-		j->first_body_seen = 1;
-		kvp_hist_add(j->x->boot.ctr, KVP_HIST_EPP_FIRST_BODY_NS, kvp_clock_mono_ns() - j->start_ns);
+	j->response_bytes += len;
+	if (len && !j->first_body_ns) {
+		j->first_body_ns = kvp_clock_mono_ns();
+		kvp_hist_add(j->x->boot.ctr, KVP_HIST_EPP_FIRST_BODY_NS, j->first_body_ns - j->start_ns);
 	}
 	if (!j->has_usage)
 		return;
@@ -330,7 +342,11 @@ void kvp_epp_job_ended(struct kvp_job *j)
 	if (j->has_usage)
 		end_usage(j);
 	kvp_epp_count(j->x, ctr[o]);
+	if (j->response_bytes)
+		kvp_hist_add(j->x->boot.ctr, KVP_HIST_EPP_RESPONSE_BYTES, j->response_bytes);
 	uint64_t took_ns = kvp_clock_mono_ns() - j->start_ns;
+	if (j->is_logged && !j->pick_ns) /* it ended before its body did: for its id and trace */
+		kvp_epp_read_head(j, j->stream.header, j->stream.header_cnt);
 	kvp_hist_add(j->x->boot.ctr, hist[o], took_ns);
 	if (j->is_logged)
 		KVP_LOG_I("epp.request_finished",

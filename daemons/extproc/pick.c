@@ -264,6 +264,9 @@ static void adopt(struct kvp_job *j, const struct kvp_select_request *q, const s
 	kvp_epp_booked(j);
 	kvp_epp_count(x, KVP_CTR_EPP_BOOKED);
 	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_ISL, j->isl_tok);
+	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_REQUEST_BYTES, j->pick.body_len);
+	if (j->isl_tok)
+		kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_OVERLAP_PCT, 100 * j->predicted_tok / j->isl_tok);
 	kvp_ctr_add(x->boot.ctr, KVP_CTR_EPP_PREDICTED_TOK, j->predicted_tok);
 	done(j, &a);
 }
@@ -438,6 +441,7 @@ int kvp_epp_poll(struct kvp_epp *x)
 		if (status == KVP_SELECT_WAITS)
 			continue;
 		unqueue(j);
+		kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_QUEUE_NS, kvp_clock_mono_ns() - j->select_ns);
 		settle(j, NULL, status, &got);
 		any = 1;
 	}
@@ -475,19 +479,18 @@ static void tokenize(struct kvp_job *j, enum kvp_tkz_what what)
 	refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
 }
 
-/* read_head parses the headers: 0, or the status that the request is refused with. */
-static int read_head(struct kvp_job *j)
+int kvp_epp_read_head(struct kvp_job *j, const struct kvp_extproc_header *header, uint32_t cnt)
 {
-	struct kvp_ask_field *f = calloc(j->pick.header_cnt + 1, sizeof(*f));
+	struct kvp_ask_field *f = calloc(cnt + 1, sizeof(*f));
 	if (!f) {
 		snprintf(j->ask.err, sizeof(j->ask.err), "out of memory");
 		return 500;
 	}
-	for (uint32_t i = 0; i < j->pick.header_cnt; i++) {
-		const struct kvp_extproc_header *h = &j->pick.header[i];
+	for (uint32_t i = 0; i < cnt; i++) {
+		const struct kvp_extproc_header *h = &header[i];
 		f[i] = (struct kvp_ask_field){{h->key.p, h->key.len}, {h->value.p, h->value.len}};
 	}
-	int status = kvp_ask_head(&j->x->parser, f, j->pick.header_cnt, &j->ask);
+	int status = kvp_ask_head(&j->x->parser, f, cnt, &j->ask);
 	free(f);
 	return status;
 }
@@ -527,7 +530,7 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 		refuse(j, KVP_CTR_EPP_SUBSET, 503, no_endpoints);
 		return;
 	}
-	int status = read_head(j);
+	int status = kvp_epp_read_head(j, ask->header, ask->header_cnt);
 	if (status) {
 		refuse(j, status == 431 ? KVP_CTR_EPP_HEADERS_REFUSED : KVP_CTR_EPP_INTERNAL, status,
 			j->ask.err);

@@ -2,6 +2,7 @@
 proxy shows them."""
 import http.server
 import json
+import re
 import tempfile
 import threading
 
@@ -70,7 +71,7 @@ class Epp(Node):
 
     def start(self):
         super().start()
-        if not wait_for(lambda: self.log_text().count(" extproc.run ") == 2, 20):
+        if not wait_for(lambda: len(re.findall(r"\bextproc\.run\b", self.log_text())) == 2, 20):
             raise RuntimeError("the extproc processes do not run\n" + self.log_text())
         return self
 
