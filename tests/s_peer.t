@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Replica sync with real processes and sockets: recorded scenarios into a node, nodes among each other, membership,
 what a bare subscriber reads of a node's bookings, kvpick-peer killed under load."""
+import contextlib
 import json
 import os
 import sys
@@ -101,7 +102,145 @@ def decode_cases():
                         len(cases) - good), "those to be dropped are counted", f"{dropped} of {len(cases) - good}")
 
 
-TESTS = [scenarios, decode_cases]
+def published():
+    """A bare subscriber reads of a node's bookings exactly the bytes that another implementation would send."""
+    with Replica() as node, Peer() as peer:
+        node.workers(7, model_name="m", routing_group="g", data_parallel_start_rank=1, data_parallel_size=2)
+        peer.listen(node.sync)
+        at = dict(model="m", group="g", size=4, worker=7, rank=2)
+        probe = lambda i: (node.call("POST", "/reservations", {"selection_id": f"p{i}", "model_name": "m",
+                                                               "routing_group": "g", "worker_id": 7, "dp_rank": 2,
+                                                               "block_hashes": [9], "sequence_hashes": [9],
+                                                               "isl_tokens": 4}), peer.recv(100))[1]
+        tap.ok(any(probe(i) for i in range(100)), "a subscriber is heard")
+        while peer.recv(200):
+            pass
+        big = -(1 << 62)
+        node.call("POST", "/reservations", {"selection_id": "550e8400-e29b-41d4-a716-446655440000", "model_name": "m",
+                                            "routing_group": "g", "worker_id": 7, "dp_rank": 2,
+                                            "block_hashes": [1, 2], "sequence_hashes": [300, big],
+                                            "isl_tokens": 400, "effective_prefill_tokens": 384,
+                                            "expected_output_tokens": 70000, "lora_name": "ad"})
+        frames = peer.recv()
+        router = replica.unpack(frames[1])["event"]["router_id"]
+        tap.ok(router != 0, "the router id is not 0")
+        rid = "550e8400-e29b-41d4-a716-446655440000"
+        told = dict(at, rid=rid, router=router, lora="ad")
+        want = replica.event(data=replica.add([300, big + (1 << 64)], 384, output=70000), **told)
+        tap.same([f.hex() for f in frames], [replica.TOPIC.hex(), want.hex()], "a booking, byte by byte")
+        node.call("POST", f"/reservations/{rid}/output_block", {})
+        node.call("POST", f"/reservations/{rid}/prefill_complete", {})
+        frames = peer.recv()
+        tap.same(frames[1].hex(), replica.event(data="MarkPrefillCompleted", **told).hex(), "the end of its prefill")
+        node.call("POST", f"/reservations/{rid}/prefill_complete", {})
+        tap.same(peer.recv()[1].hex(), frames[1].hex(), "once more when it is repeated")
+        tap.same(node.call("DELETE", f"/reservations/{rid}")[0], 200, "freed")
+        tap.same(peer.recv()[1].hex(), replica.event(data="Free", **told).hex(), "its end")
+        node.call("DELETE", f"/reservations/{rid}")
+        node.call("POST", f"/reservations/{rid}/prefill_complete", {})
+        tap.same(peer.recv(300), None, "what answers 404 is not told")
+        node.call("POST", "/select_and_reserve", {"selection_id": "s", "model_name": "m", "routing_group": "g",
+                                                  "token_ids": list(range(9))})
+        data = replica.unpack(peer.recv()[1])["event"]["data"]["AddRequest"]
+        tap.same((len(data["token_sequence"]), data["prefill_load_hint"]["initial_effective_prefill_tokens"],
+                  data["track_prefill_tokens"], data["expected_output_tokens"]), (2, 9, True, None), "a selection")
+        node.call("DELETE", "/workers/7")
+        tap.same(peer.recv(300), None, "bookings that end with their worker are not told")
+        node.checked("published")
+
+
+def pair(a, b):
+    """Two nodes follow each other; both have heard the other one."""
+    a.call("POST", "/replica_sync/register_peer", {"endpoint": b.endpoint})
+    b.call("POST", "/replica_sync/register_peer", {"endpoint": a.endpoint})
+    for i, (x, y) in enumerate(((a, b), (b, a))):
+        heard = lambda: replica.counter(y, "peer_mesh_received")
+        x.call("POST", "/select_and_reserve", {"selection_id": f"hello{i}", "token_ids": [1] * 4})
+        prefill = lambda: x.call("POST", f"/reservations/hello{i}/prefill_complete", {})
+        if not wait_for(lambda: (prefill(), heard())[1]):
+            raise RuntimeError("nodes do not hear each other")
+        x.call("DELETE", f"/reservations/hello{i}")
+    if not wait_for(lambda: replica.total(a) == replica.total(b) == (0, 0, 0)):
+        raise RuntimeError("loads are left")
+
+
+@contextlib.contextmanager
+def both(*args, env=None):
+    """Two nodes with the same two workers that follow each other."""
+    with Replica(*args, env=env) as a, Replica(*args, env=env) as b:
+        for n in (a, b):
+            n.workers(1, 2)
+        pair(a, b)
+        yield a, b
+
+
+def mirrored():
+    """What one node books, the other one has, too, and each may end it."""
+    with both() as (a, b):
+        a.call("POST", "/reservations", {"selection_id": "r", "worker_id": 1, "dp_rank": 0, "token_ids": [1, 2, 3, 4],
+                                         "effective_prefill_tokens": 4})
+        tap.ok(wait_for(lambda: replica.loads(b)[1, 0] == (1, 1, 4)), "B shows 1 request, 1 block, 4 tokens")
+        a.call("POST", "/reservations/r/prefill_complete", {})
+        tap.ok(wait_for(lambda: replica.loads(b)[1, 0] == (1, 1, 0)), "prefill complete on A: 1, 1, 0")
+        for path, body in (("/select_and_reserve", {"selection_id": "r", "token_ids": [5] * 4}),
+                           ("/reservations", {"selection_id": "r", "worker_id": 2, "dp_rank": 0,
+                                              "token_ids": [5] * 4})):
+            tap.same(b.call("POST", path, body)[0], 409, f"a mirrored id is taken: {path}")
+        a.call("POST", "/reservations/r/output_block", {})
+        tap.same((replica.loads(a)[1, 0], replica.loads(b)[1, 0]), ((1, 2, 0), (1, 1, 0)),
+                 "output blocks count where they were told")
+        a.call("DELETE", "/reservations/r")
+        tap.ok(wait_for(lambda: replica.loads(b)[1, 0] == (0, 0, 0)), "free on A: 0, 0, 0")
+        a.call("POST", "/reservations", {"selection_id": "x", "worker_id": 2, "dp_rank": 0, "token_ids": [7] * 12,
+                                         "effective_prefill_tokens": 12, "lora_name": "l"})
+        wait_for(lambda: replica.loads(b)[2, 0][0])
+        tap.same(b.call("POST", "/reservations/x/output_block", {})[0], 200, "B adds an output block to A's booking")
+        tap.same(b.call("POST", "/reservations/x/prefill_complete", {})[0], 200, "B ends A's prefill")
+        tap.ok(wait_for(lambda: replica.loads(a)[2, 0] == (1, 3, 0)), "A sees it")
+        tap.same(b.call("DELETE", "/reservations/x")[0], 200, "B frees A's booking")
+        tap.ok(wait_for(lambda: replica.total(a) == (0, 0, 0)), "A sees that, too")
+        tap.same(a.call("DELETE", "/reservations/x")[0], 404, "and does not know it any more")
+        tap.same(a.call("POST", "/reservations", {"selection_id": "y", "worker_id": 9, "dp_rank": 0,
+                                                  "token_ids": [1] * 4})[0], 404, "a booking that fails")
+        sent = [replica.counter(n, "peer_mesh_sent") for n in (a, b)]
+        a.call("POST", "/select", {"token_ids": [3] * 8})
+        tap.same([replica.counter(n, "peer_mesh_sent") for n in (a, b)], sent, "and a selection are not told")
+        a.checked("mirrored A")
+        b.checked("mirrored B")
+
+
+def converge():
+    """Random traffic on both sides, each ending what either has begun: the same loads in the end, then none."""
+    import random
+    rnd = random.Random(int(os.environ.get("KVP_SEED", "1")))
+    with both() as (a, b):
+        live = []
+        for i in range(400):
+            n = rnd.choice((a, b))
+            what = rnd.random()
+            if what < 0.5 or not live:
+                rid = f"c{i}"
+                n.call("POST", "/select_and_reserve", {"selection_id": rid,
+                                                       "token_ids": [rnd.randrange(5)] * rnd.randrange(4, 40)})
+                live.append(rid)
+            elif what < 0.7:
+                n.call("POST", f"/reservations/{rnd.choice(live)}/prefill_complete", {})
+            else:
+                rid = rnd.choice(live)
+                if n.call("DELETE", f"/reservations/{rid}")[0] == 200:
+                    live.remove(rid)
+        tap.ok(wait_for(lambda: replica.loads(a) == replica.loads(b)), "both nodes show the same loads",
+               f"{replica.loads(a)} {replica.loads(b)}")
+        tap.same(replica.total(a)[0], len(live), "of all that is live")
+        for rid in live:
+            rnd.choice((a, b)).call("DELETE", f"/reservations/{rid}")
+        tap.ok(wait_for(lambda: replica.total(a) == replica.total(b) == (0, 0, 0)), "and none in the end",
+               f"{replica.total(a)} {replica.total(b)}")
+        a.checked("converge A")
+        b.checked("converge B")
+
+
+TESTS = [scenarios, decode_cases, published, mirrored, converge]
 for t in TESTS:
     if not sys.argv[1:] or t.__name__ in sys.argv[1:]:
         t()

@@ -11,7 +11,7 @@
 
 static struct {
 	struct kvp_reorder_key key;
-	uint64_t at;
+	uint64_t at, val;
 } model[MODEL_MAX]; /* oldest first */
 static uint32_t model_cnt;
 static uint64_t rnd;
@@ -27,10 +27,13 @@ static void model_drop(uint32_t i)
 	memmove(&model[i], &model[i + 1], (--model_cnt - i) * sizeof(model[0]));
 }
 
+static uint64_t model_val; /* of the one taken last */
+
 static int model_take(struct kvp_reorder_key k)
 {
 	for (uint32_t i = 0; i < model_cnt; i++)
 		if (model[i].key.lo == k.lo && model[i].key.hi == k.hi) {
+			model_val = model[i].val;
 			model_drop(i);
 			return 1;
 		}
@@ -58,7 +61,8 @@ static void against_model(uint32_t max, uint32_t keys, uint32_t steps)
 	uint64_t now = 0, evicted = 0;
 	uint32_t bad = 0;
 	model_cnt = 0;
-	ok(kvp_reorder_init(&s, max) == KVP_OK, "a set of %u", max);
+	enum kvp_reorder_kind kind = max % 2 ? KVP_REORDER_VALUES : KVP_REORDER_KEYS;
+	ok(kvp_reorder_init(&s, max, kind) == KVP_OK, "a set of %u", max);
 	for (uint32_t i = 0; i < steps && bad < 5; i++) {
 		struct kvp_reorder_key k = some_key(keys);
 		now += next() % 3;
@@ -79,11 +83,17 @@ static void against_model(uint32_t max, uint32_t keys, uint32_t steps)
 			break;
 		default:
 			bad += kvp_reorder_put(&s, k, now) != KVP_OK;
-			if (!model_take(k) && model_cnt == max) {
+			int was = model_take(k);
+			if (!was && model_cnt == max) {
 				model_drop(0);
 				evicted++;
 			}
+			struct kvp_reorder_val *v = kvp_reorder_val(&s, k);
+			bad += !v != !s.val || (v && v->a != (was ? model_val : 0));
+			if (v)
+				v->a = i;
 			model[model_cnt].key = k;
+			model[model_cnt].val = i;
 			model[model_cnt++].at = now;
 		}
 		bad += s.cnt != model_cnt || s.evicted != evicted;
@@ -99,7 +109,7 @@ static void grows(void)
 {
 	struct kvp_reorder s;
 	uint32_t n = 50000, there = 0;
-	kvp_reorder_init(&s, n);
+	kvp_reorder_init(&s, n, KVP_REORDER_KEYS);
 	for (uint32_t i = 0; i < n + 10; i++)
 		kvp_reorder_put(&s, (struct kvp_reorder_key){i * 0x9e3779b97f4a7c15u, i}, i);
 	for (uint32_t i = 0; i < n + 10; i++)
@@ -120,8 +130,9 @@ int main(void)
 	printf("# KVP_SEED=%llu\n", (unsigned long long)rnd);
 	against_model(1, 3, 20000);
 	against_model(7, 12, 50000);
+	against_model(8, 12, 50000);
 	against_model(300, 500, 100000);
-	against_model(3000, 4000, 100000);
+	against_model(3001, 4000, 100000);
 	grows();
 	return done();
 }

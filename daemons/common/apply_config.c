@@ -1,19 +1,8 @@
 #include "daemons/common/apply_config.h"
-#include "daemons/common/log.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-void kvp_config_warn_unbuilt(const struct kvp_config *cfg)
-{
-	static const enum kvp_config_id unbuilt[] = {
-		KVP_CFG_replica_sync_port, KVP_CFG_replica_sync_peers};
-	for (size_t i = 0; i < sizeof(unbuilt) / sizeof(unbuilt[0]); i++)
-		if (cfg->source[unbuilt[i]] != KVP_FROM_DEFAULT)
-			KVP_LOG_W("config.no_effect", "name=%s reason=%s", kvp_config_name(unbuilt[i]),
-				"this version does not have that part");
-}
 
 void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_config *cfg)
 {

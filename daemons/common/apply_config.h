@@ -10,10 +10,6 @@
 #include "daemons/common/policy_file.h"
 #include "daemons/common/select.h"
 
-/* kvp_config_warn_unbuilt logs one warning for every setting that was given but belongs to a part that this
- * version does not have: replica sync, recovery. */
-void kvp_config_warn_unbuilt(const struct kvp_config *cfg);
-
 /* kvp_policy_from_config reads the policy file, if there is one: what kvp_policy_load answers. */
 int kvp_policy_from_config(struct kvp_policy *out, const struct kvp_config *cfg, struct kvp_policy_err *err);
 

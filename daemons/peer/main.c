@@ -1,6 +1,5 @@
 #include "daemons/peer/peer.h"
 #include "daemons/common/apply_config.h"
-#include "daemons/common/log.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -10,6 +9,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 #include <zmq.h>
+
+#define LOST_LOG_NS 5000000000ull
 
 static void lifecycle(struct kvp_peer *p, enum kvp_part_role role, const void *payload, size_t len)
 {
@@ -23,6 +24,15 @@ static void lifecycle(struct kvp_peer *p, enum kvp_part_role role, const void *p
 		kvp_mirror_apply(&p->mirror, role, &e, p->now_ns);
 }
 
+static void binding(struct kvp_peer *p, enum kvp_part_role role, const void *payload, size_t len)
+{
+	struct kvp_replica_binding b;
+	if (kvp_replica_decode_binding(&p->dec, payload, len, &b))
+		kvp_ctr_add(p->boot.ctr, KVP_CTR_PEER_MALFORMED, 1);
+	else
+		kvp_bindings_apply(&p->bindings, role, &b, p->now_ns);
+}
+
 /* A message of a peer. Nonzero ends the turn: enough events, enough time, or somebody may have been taken
  * from the table of peers, who must not be heard any more. */
 static int on_message(void *ctx, enum kvp_replica_topic t, const void *payload, size_t len)
@@ -31,8 +41,37 @@ static int on_message(void *ctx, enum kvp_replica_topic t, const void *payload, 
 	struct kvp_peer *p = m->peer;
 	if (t == KVP_REPLICA_LIFECYCLE)
 		lifecycle(p, m->role, payload, len);
+	else
+		binding(p, m->role, payload, len);
 	p->now_ns = kvp_clock_mono_ns();
 	return !--p->left || p->now_ns >= p->until_ns || kvp_peers_version(m->peers) != m->seen;
+}
+
+static void on_again(void *ctx, struct kvp_timer *t)
+{
+	(void)ctx;
+	(void)t; /* the turn that this begins looks at the ring */
+}
+
+/* publish tells the peers what happened here, a batch of it; 1 = there is more. */
+static int publish(struct kvp_peer *p)
+{
+	struct kvp_sync_msg msg;
+	for (uint32_t i = 0; i < KVP_PEER_BATCH; i++) {
+		int rc = kvp_sync_next(&p->sync, p->now_ns, &msg);
+		if (rc == KVP_ERR_AGAIN)
+			kvp_timer_set(p->loop, &p->again, p->now_ns + KVP_PEER_AGAIN_MS * 1000000ull,
+				on_again, p);
+		if (rc == KVP_ERR_AGAIN || rc == KVP_ERR_NOTFOUND)
+			return 0;
+		struct kvp_peer_mesh *m = rc ? NULL : kvp_peer_mesh_of(p, msg.role);
+		if (m)
+			kvp_zmq_mesh_send(m->zmq, msg.topic, msg.payload, msg.len);
+		else if (!rc)
+			kvp_ctr_add(p->boot.ctr, KVP_CTR_PEER_TOLD_NO_MESH, 1);
+		kvp_sync_done(&p->sync);
+	}
+	return 1;
 }
 
 /* before_sleep: one turn of work; nonzero = there is more. Whoever gives us work wakes us if it comes after
@@ -40,9 +79,10 @@ static int on_message(void *ctx, enum kvp_replica_topic t, const void *payload, 
 static int turn(void *ctx)
 {
 	struct kvp_peer *p = ctx;
-	int more = 0;
 	kvp_slot_sleep(p->boot.slots);
 	kvp_peer_members(p);
+	p->now_ns = kvp_clock_mono_ns();
+	int more = publish(p);
 	p->left = KVP_PEER_BATCH;
 	p->now_ns = kvp_clock_mono_ns();
 	p->until_ns = p->now_ns + KVP_PEER_TURN_NS;
@@ -75,6 +115,18 @@ static void count(struct kvp_peer *p)
 	}
 }
 
+/* The places where events are lost are in other processes, which write no line for each. */
+static void tell_lost(struct kvp_peer *p, uint64_t now_ns)
+{
+	uint64_t lost = kvp_ctr_sum(&p->boot.region->counters, KVP_CTR_LIFECYCLE_DROPPED), left_out;
+	if (lost == p->lost_seen || !kvp_log_limit_pass(&p->lost_log, now_ns, LOST_LOG_NS, &left_out))
+		return;
+	KVP_LOG_W("peer.queue_full", "why=%s dropped=%" PRIu64 " capacity=%" PRIu64,
+		"the replica queue full of events: new ones are not told", lost - p->lost_seen,
+		(uint64_t)p->boot.config->replica_queue);
+	p->lost_seen = lost;
+}
+
 static void on_beat(void *ctx, struct kvp_timer *t)
 {
 	struct kvp_peer *p = ctx;
@@ -85,6 +137,8 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_ctr_max(p->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	count(p);
 	kvp_mirror_expire(&p->mirror, kvp_clock_mono_ns());
+	tell_lost(p, now_ns);
+	kvp_ctr_set(p->boot.ctr, KVP_CTR_LIFECYCLE_DEPTH, kvp_lifecycle_depth(&p->boot.region->lifecycle));
 	kvp_timer_set(p->loop, t, now_ns + p->boot.config->slot_beat_ms * 1000000, on_beat, p);
 }
 
@@ -167,9 +221,12 @@ static int open_all(struct kvp_peer *p)
 	kvp_queue_attach(&r->queue, p->boot.owner, p->boot.slots, p->boot.ctr);
 	kvp_affinity_attach(&r->affinity, p->boot.owner, p->boot.ctr);
 	rc = kvp_mirror_open(&p->mirror, r, p->boot.owner, p->boot.ctr, p->router_id);
+	rc = rc ? rc : kvp_bindings_open(&p->bindings, r, p->boot.ctr, p->router_id, kvp_clock_real_ns());
 	p->zmq = rc ? NULL : zmq_ctx_new();
 	if (!p->zmq)
 		return KVP_ERR_SYS;
+	kvp_sync_open(&p->sync, r, p->boot.owner, p->boot.ctr, p->router_id,
+		r->affinity.max ? &p->bindings : NULL);
 	kvp_loop_before_sleep(p->loop, turn, p);
 	rc = open_mesh(p, KVP_PART_AGGREGATED, p->boot.config->eff.sync_port, &r->peers);
 	rc = rc ? rc : kvp_dump_port_open(&p->boot, p->loop, &p->dump_port);
@@ -185,6 +242,8 @@ static void close_all(struct kvp_peer *p)
 	kvp_loop_close(p->loop);
 	if (p->zmq)
 		zmq_ctx_term(p->zmq);
+	kvp_sync_close(&p->sync);
+	kvp_bindings_close(&p->bindings);
 	kvp_mirror_close(&p->mirror);
 	kvp_replica_dec_close(&p->dec);
 }

@@ -42,8 +42,8 @@ int kvp_mirror_open(struct kvp_mirror *m, struct kvp_region *region, kvp_owner o
 	m->router_id = router_id;
 	if (getrandom(m->salt, sizeof(m->salt), 0) != (ssize_t)sizeof(m->salt))
 		return KVP_ERR_SYS;
-	int rc = kvp_reorder_init(&m->tomb, KVP_REORDER_MAX);
-	rc = rc ? rc : kvp_reorder_init(&m->pending, KVP_REORDER_MAX);
+	int rc = kvp_reorder_init(&m->tomb, KVP_REORDER_MAX, KVP_REORDER_KEYS);
+	rc = rc ? rc : kvp_reorder_init(&m->pending, KVP_REORDER_MAX, KVP_REORDER_KEYS);
 	if (rc)
 		kvp_mirror_close(m);
 	return rc;
@@ -139,14 +139,16 @@ static enum kvp_mirror_result claim(
 {
 	struct kvp_book *b = &m->region->book;
 	char shadow[KVP_RESV_ID_MAX];
+	size_t lora_len = e->lora.len <= KVP_RESV_LORA_MAX ? e->lora.len : 0;
 	for (int i = 0; i < CLAIM_MAX; i++) {
 		uint64_t other;
-		int rc = kvp_resv_claim(b, m->owner, e->id.ptr, e->id.len, h);
+		int rc = kvp_resv_claim_for(b, m->owner, e->id.ptr, e->id.len, e->lora.ptr, lora_len, h);
 		if (rc == KVP_ERR_EXISTS && find(m, part, e->id))
 			return KVP_MIRROR_DUPLICATE;
 		if (rc == KVP_ERR_EXISTS && kvp_resv_find(b, e->id.ptr, e->id.len, &other) == KVP_OK) {
 			size_t len = shadow_of(part, e->id, shadow);
-			rc = len ? kvp_resv_claim(b, m->owner, shadow, len, h) : KVP_ERR_INVAL;
+			rc = !len ? KVP_ERR_INVAL
+				  : kvp_resv_claim_for(b, m->owner, shadow, len, e->lora.ptr, lora_len, h);
 		}
 		if (rc == KVP_OK)
 			return KVP_MIRROR_ADDED;

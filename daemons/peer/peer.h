@@ -15,16 +15,20 @@
 
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
+#include "daemons/common/log.h"
 #include "daemons/peer/dump_port.h"
 #include "daemons/peer/recovery.h"
 #include <kvpick/clock.h>
+#include "daemons/peer/bindings.h"
 #include "daemons/peer/mirror.h"
+#include "daemons/peer/sync.h"
 #include "ipc/loop.h"
 #include "ipc/zmq_mesh.h"
 #include "shm/region.h"
 
 #define KVP_PEER_BATCH 256	   /* events of a turn */
 #define KVP_PEER_TURN_NS 1000000ull /* time of a turn for them */
+#define KVP_PEER_AGAIN_MS 10	   /* until a record that is being written is looked at again */
 #define KVP_PEER_FLUSH_MS 200	   /* at the end: for what was booked and freed last */
 
 struct kvp_peer;
@@ -48,13 +52,17 @@ struct kvp_peer {
 	uint64_t router_id; /* of this process; never 0 */
 	int is_open;	    /* 0: peers are not listened to yet */
 	struct kvp_mirror mirror;
+	struct kvp_bindings bindings;
+	struct kvp_sync sync;
 	struct kvp_replica_dec dec;
 	uint64_t now_ns, until_ns; /* of this turn: when it began, when it shall end */
 	uint32_t left;		   /* events that this turn may still apply */
 	struct kvp_dump_port *dump_port; /* NULL: none is set */
 	struct kvp_recovery *recovery;
 	struct kvp_watch wake, signals;
-	struct kvp_timer beat, end;
+	struct kvp_timer beat, end, again; /* again: a record that is being written */
+	uint64_t lost_seen;		   /* events lost for a full ring, as told last */
+	struct kvp_log_limit lost_log;
 	int signal_fd;
 	int draining;
 };

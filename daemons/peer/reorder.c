@@ -30,6 +30,12 @@ static int resize(struct kvp_reorder *s, uint32_t cap)
 	if (!node)
 		return KVP_ERR_SYS;
 	s->node = node;
+	if (s->kind == KVP_REORDER_VALUES) {
+		struct kvp_reorder_val *val = realloc(s->val, (cap + 1ull) * sizeof(*val));
+		if (!val)
+			return KVP_ERR_SYS;
+		s->val = val;
+	}
 	uint32_t *b = calloc(buckets, sizeof(*b));
 	if (!b)
 		return KVP_ERR_SYS;
@@ -51,9 +57,9 @@ static int resize(struct kvp_reorder *s, uint32_t cap)
 	return KVP_OK;
 }
 
-int kvp_reorder_init(struct kvp_reorder *s, uint32_t max)
+int kvp_reorder_init(struct kvp_reorder *s, uint32_t max, enum kvp_reorder_kind kind)
 {
-	*s = (struct kvp_reorder){.max = max};
+	*s = (struct kvp_reorder){.max = max, .kind = kind};
 	int rc = resize(s, max < CAP_FIRST ? max : CAP_FIRST);
 	if (rc)
 		kvp_reorder_close(s);
@@ -63,6 +69,7 @@ int kvp_reorder_init(struct kvp_reorder *s, uint32_t max)
 void kvp_reorder_close(struct kvp_reorder *s)
 {
 	free(s->node);
+	free(s->val);
 	free(s->bucket);
 	*s = (struct kvp_reorder){.node = NULL};
 }
@@ -123,6 +130,8 @@ int kvp_reorder_put(struct kvp_reorder *s, struct kvp_reorder_key k, uint64_t no
 		s->node[i].chain = *at;
 		*at = i;
 		s->cnt++;
+		if (s->val)
+			s->val[i] = (struct kvp_reorder_val){0, 0};
 	}
 	s->node[i].at_ns = now_ns;
 	link_newest(s, i);
@@ -132,6 +141,12 @@ int kvp_reorder_put(struct kvp_reorder *s, struct kvp_reorder_key k, uint64_t no
 int kvp_reorder_has(const struct kvp_reorder *s, struct kvp_reorder_key k)
 {
 	return find(s, k) != 0;
+}
+
+struct kvp_reorder_val *kvp_reorder_val(const struct kvp_reorder *s, struct kvp_reorder_key k)
+{
+	uint32_t i = find(s, k);
+	return i && s->val ? &s->val[i] : NULL;
 }
 
 int kvp_reorder_take(struct kvp_reorder *s, struct kvp_reorder_key k)

@@ -1,4 +1,3 @@
-#include "daemons/common/apply_config.h"
 #include "daemons/supervisor/sup.h"
 
 #include "daemons/common/log.h"
@@ -197,7 +196,6 @@ int sup_run(struct sup *s)
 	/* Whatever a child might leave behind comes to this process and is reaped. */
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	kvp_config_log(s->cfg);
-	kvp_config_warn_unbuilt(s->cfg);
 	code = sup_region(s);
 	if (code == 0)
 		code = loop(s);
