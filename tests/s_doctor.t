@@ -369,9 +369,22 @@ def api_plain():
         has(doctor(env=peers), "api server", "FAIL", "DYN_EPP_PEER_SERVICE", name="no peer Service")
         api.deny = {}
         has(doctor(env=peers), "api server", "ok", "peers", name="with peers")
-    has(doctor(env=env), "api server", "FAIL", "refused", name="an API server that is away")
+    has(doctor(env=env), "api server", "FAIL", "connect", name="an API server that is away")
     has(doctor(env=cluster()), "api server", "FAIL", "KUBECONFIG", name="no API server known")
-    has(doctor(env=cluster(KUBECONFIG=__file__)), "api server", "warn", "KUBECONFIG", name="a kubeconfig is not tried")
+    has(doctor(env=cluster(KUBECONFIG="/nonexistent")), "api server", "FAIL", "/nonexistent", name="a kubeconfig that is missing")
+
+
+def api_kubeconfig(top, pairs):
+    path = os.path.join(top, "kubeconfig")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pairs[0])
+    with Api(context, token="kc").service as s, open(path, "w", encoding="ascii") as f:
+        cluster_at = {"server": f"https://127.0.0.1:{s.port}", "certificate-authority": pairs[0][0]}
+        json.dump({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+                   "clusters": [{"name": "k", "cluster": cluster_at}], "users": [{"name": "u", "user": {"token": "kc"}}],
+                   "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}]}, f)
+        f.flush()
+        has(doctor(env=cluster(KUBECONFIG=path)), "api server", "ok", "pool", name="an API server by kubeconfig")
 
 
 def api_tls(top, pairs):
@@ -401,13 +414,13 @@ def api_tls(top, pairs):
         put("token", "t1")
         with open(pairs[1][0], encoding="ascii") as f:
             put("ca.crt", f.read())
-        has(doctor(env=env, before=jailed), "api server", "FAIL", "TLS", "ca.crt", name="a certificate of somebody else")
+        has(doctor(env=env, before=jailed), "api server", "FAIL", "ertificate", "ca.crt", name="a certificate of somebody else")
         os.unlink(os.path.join(account, "token"))
         has(doctor(env=env, before=jailed), "api server", "FAIL", "automountServiceAccountToken", name="no token mounted")
     with Api(token=None).service as s:
         put("token", "t1")
         env["KUBERNETES_SERVICE_PORT"] = str(s.port)
-        has(doctor(env=env, before=jailed), "api server", "FAIL", "TLS", name="a server without TLS")
+        has(doctor(env=env, before=jailed), "api server", "FAIL", "SSL", name="a server without TLS")
 
 
 def main():
@@ -427,6 +440,7 @@ def main():
         pairs = certificates(top)
         if pairs:
             certificate(pairs)
+            api_kubeconfig(top, pairs)
             api_tls(top, pairs)
         else:
             tap.ok(True, "certificates # SKIP no openssl program")

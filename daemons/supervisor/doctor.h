@@ -49,45 +49,42 @@ void doc_memory(struct doctor *d);
 void doc_cpu(struct doctor *d);
 void doc_certificate(struct doctor *d);
 
-/* doctor_net.c: listeners, the tokenizer, engines' event sockets. */
+/* doctor_net.c: listeners, engines' event sockets. */
 void doc_listeners(struct doctor *d);
 void doc_events(struct doctor *d);
 
-/* doctor_service.c: what kvpick calls. */
+/* doctor_tokenizer.c, doctor_kube.c: what kvpick calls. */
 void doc_tokenizer(struct doctor *d);
 void doc_api_server(struct doctor *d);
 
 /* doctor_node.c: what only a running node knows. */
 void doc_node(struct doctor *d);
 
-/* doctor_http.c: one blocking exchange with a deadline. */
+/* doctor_http.c: one exchange with a deadline. */
 struct doc_url {
-	char host[256];	 /* name, IP literal without brackets, or path of a Unix socket */
+	char host[256];	 /* name, IP literal without brackets, or unix:/path */
 	char path[1024]; /* of the address itself; no slash at its end */
 	char authority[300];
 	uint16_t port;
-	int tls, is_unix;
+	int is_unix;
 };
 struct doc_http {
 	const struct doc_url *url;
 	const char *path;	/* appended to the address's own */
 	const char *token_file; /* bearer token; NULL or "" = none */
-	const char *ca_file;	/* for TLS */
-	const char *body;	/* JSON; NULL = GET */
+	const char *body;	/* JSON, POSTed */
 	int status;		/* out */
 	size_t len;
 	char *reply;	 /* out: the body, 0-terminated; freed by doc_http_free */
 	char error[320]; /* out: why there is no answer */
 };
-/* doc_url_parse: KVP_OK, KVP_ERR_INVAL. http://, https://, http://unix:/socket[:/path]. */
+/* doc_url_parse: KVP_OK, KVP_ERR_INVAL. http://host[:port][/path], http://unix:/socket[:/path]. */
 int doc_url_parse(const char *text, struct doc_url *out);
-/* doc_http_call: KVP_OK with status and reply, else KVP_ERR_* with error. */
+/* doc_http_call: KVP_OK with status and reply, else KVP_ERR_* with error. doc_http_free after either. */
 int doc_http_call(struct doc_http *h);
 void doc_http_free(struct doc_http *h);
 /* doc_connect: a connected socket, or -1 with error. Names are looked up; every address is tried. */
 int doc_connect(const char *host, uint16_t port, int timeout_ms, char *error, size_t cap);
-/* doc_read_token copies the first line of a file: KVP_OK, KVP_ERR_SYS, KVP_ERR_LIMIT. */
-int doc_read_token(const char *path, char *out, size_t cap);
 
 /* doctor.c */
 int doc_main(int argc, const char *const *argv, const char *const *envp);
