@@ -192,7 +192,7 @@ bench-http: deps
 	KVP_BUILD_DIR=$(B) bench/bars_http.py --raw $(BENCH_ARGS)
 # The Endpoint Picker behind a played Envoy: streams a second, time to the answer, processor time.
 bench-extproc: deps
-	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/tests/helpers/h_envoy
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/tests/helpers/h_envoy $(B)/tests/helpers/h_tokenizer
 	KVP_BUILD_DIR=$(B) bench/bars_extproc.py $(BENCH_ARGS)
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC)) tests/s_torture.t

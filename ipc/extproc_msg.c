@@ -23,8 +23,10 @@ struct kvp_extproc_dec *kvp_extproc_dec_new(void)
 
 void kvp_extproc_dec_delete(struct kvp_extproc_dec *d)
 {
-	if (d)
+	if (d) {
 		free(d->arena);
+		free(d->flat);
+	}
 	free(d);
 }
 
@@ -268,4 +270,149 @@ int kvp_extproc_req_decode(
 	}
 	*out = r;
 	return KVP_OK;
+}
+
+/* ---- a message in parts ---- */
+
+#define REST_MAX 2048 /* bytes of a message with a body, but for the body, that are taken the short way */
+
+/* Reads a varint of at most five bytes; 0 = it is not there in full. */
+static size_t varint(const uint8_t *p, size_t n, uint64_t *v)
+{
+	*v = 0;
+	for (size_t i = 0; i < n && i < 5; i++) {
+		*v |= (uint64_t)(p[i] & 0x7f) << (7 * i);
+		if (!(p[i] & 0x80))
+			return i + 1;
+	}
+	return 0;
+}
+
+/* Copies n bytes from off of the whole message. */
+static void gather(const struct iovec *part, size_t off, size_t n, uint8_t *to)
+{
+	for (; n; part++) {
+		if (off >= part->iov_len) {
+			off -= part->iov_len;
+			continue;
+		}
+		size_t k = part->iov_len - off < n ? part->iov_len - off : n;
+		memcpy(to, (const uint8_t *)part->iov_base + off, k);
+		to += k;
+		n -= k;
+		off = 0;
+	}
+}
+
+/* The places of n bytes from off on. */
+static int point(struct kvp_extproc_dec *d, const struct iovec *part, uint32_t cnt, size_t off, size_t n,
+	struct kvp_extproc_req *r)
+{
+	struct kvp_extproc_str *more = NULL;
+	uint32_t more_cnt = 0;
+	while (off >= part->iov_len) {
+		off -= part->iov_len;
+		part++;
+		cnt--;
+	}
+	size_t k = part->iov_len - off < n ? part->iov_len - off : n;
+	r->body = (struct kvp_extproc_str){(const char *)part->iov_base + off, (uint32_t)k};
+	if (k == n)
+		return KVP_OK;
+	more = kvp_extproc_arena_alloc(d, cnt * sizeof(*more));
+	if (!more)
+		return KVP_ERR_LIMIT;
+	while (n -= k) {
+		part++;
+		k = part->iov_len < n ? part->iov_len : n;
+		more[more_cnt++] = (struct kvp_extproc_str){part->iov_base, (uint32_t)k};
+	}
+	r->body_more = more;
+	r->body_more_cnt = more_cnt;
+	return KVP_OK;
+}
+
+/* Field numbers below 8 are members of the oneof; the last one counts, so none may follow. */
+static int only_others(const uint8_t *p, size_t n)
+{
+	uint64_t tag, v;
+	while (n) {
+		size_t k = varint(p, n, &tag);
+		if (!k || tag >> 3 < 8 || (tag & 7) > 2 || (tag & 7) == 1)
+			return 0;
+		p += k;
+		n -= k;
+		k = varint(p, n, &v);
+		if (!k || ((tag & 7) == 2 && v > n - k))
+			return 0;
+		k += (tag & 7) == 2 ? v : 0;
+		p += k;
+		n -= k;
+	}
+	return 1;
+}
+
+/* decode_body takes a message that begins with a body, as proxies send it: it is decoded without the body,
+ * which is then put in where it stands. KVP_ERR_AGAIN: the message has another form. */
+static int decode_body(struct kvp_extproc_dec *d, const struct iovec *part, uint32_t cnt, size_t len,
+	struct kvp_extproc_req *out)
+{
+	const uint8_t *p = part->iov_base;
+	uint8_t rest[REST_MAX + 8];
+	uint64_t member, body;
+	size_t n = part->iov_len, at = 1, k;
+	if (n < 2 || (p[0] != (KVP_EXTPROC_REQUEST_BODY << 3 | 2) &&
+			     p[0] != (KVP_EXTPROC_RESPONSE_BODY << 3 | 2)))
+		return KVP_ERR_AGAIN;
+	k = varint(p + at, n - at, &member);
+	at += k;
+	if (!k || member > len - at || !member || at >= n || p[at] != (1 << 3 | 2))
+		return KVP_ERR_AGAIN;
+	size_t end = at + member;
+	k = varint(p + at + 1, n - at - 1, &body);
+	at += 1 + k;
+	if (!k || !body || at > end || body > end - at)
+		return KVP_ERR_AGAIN;
+	size_t behind = at + body, flags = end - behind;
+	if (len - behind > REST_MAX || (flags && flags != 2))
+		return KVP_ERR_AGAIN;
+	rest[0] = p[0];
+	rest[1] = (uint8_t)flags;
+	gather(part, behind, len - behind, rest + 2);
+	if ((flags && rest[2] != 2 << 3) || !only_others(rest + 2 + flags, len - end))
+		return KVP_ERR_AGAIN;
+	int rc = kvp_extproc_req_decode(d, rest, 2 + len - behind, out);
+	return rc ? rc : point(d, part, cnt, at, body, out);
+}
+
+int kvp_extproc_req_decode_parts(
+	struct kvp_extproc_dec *d, const struct iovec *part, uint32_t cnt, struct kvp_extproc_req *out)
+{
+	struct kvp_extproc_req r;
+	size_t len = 0;
+	for (uint32_t i = 0; i < cnt; i++)
+		len += part[i].iov_len;
+	if (len > KVP_EXTPROC_MSG_MAX)
+		return KVP_ERR_LIMIT;
+	int rc = cnt ? decode_body(d, part, cnt, len, &r) : KVP_ERR_AGAIN;
+	/* A response's body is looked at as it passes, in one piece. */
+	if (rc == KVP_OK && r.kind == KVP_EXTPROC_RESPONSE_BODY && r.body_more_cnt)
+		rc = KVP_ERR_AGAIN;
+	if (rc == KVP_OK)
+		*out = r;
+	if (rc != KVP_ERR_AGAIN)
+		return rc;
+	if (cnt <= 1)
+		return kvp_extproc_req_decode(d, cnt ? part->iov_base : "", len, out);
+	if (d->flat_size < len || d->flat_size > KEEP_BYTES) {
+		free(d->flat);
+		d->flat_size = len > KEEP_BYTES / 4 ? len : KEEP_BYTES / 4;
+		d->flat = malloc(d->flat_size);
+		if (!d->flat) {
+			d->flat_size = 0;
+			return KVP_ERR_SYS;
+		}
+	}
+	gather(part, 0, len, d->flat);
+	return kvp_extproc_req_decode(d, d->flat, len, out);
 }

@@ -15,6 +15,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #define KVP_EXTPROC_METHOD "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 #define KVP_EXTPROC_PIECE_BYTES 62000u /* most body bytes of one answer */
@@ -61,6 +62,8 @@ struct kvp_extproc_req {
 	uint8_t send_body_without_waiting;
 	uint32_t request_body_mode, response_body_mode;
 	struct kvp_extproc_str body;
+	const struct kvp_extproc_str *body_more; /* the body goes on here (decode_parts only) */
+	uint32_t body_more_cnt;
 	/* envoy.lb.subset_hint / x-gateway-destination-endpoint-subset: entries split at commas, trimmed,
 	 * blank ones dropped. PRESENT with 0 entries: the hint excludes everybody (also when it has a wrong
 	 * type). */
@@ -80,6 +83,10 @@ void kvp_extproc_dec_delete(struct kvp_extproc_dec *d);
  * bound. */
 int kvp_extproc_req_decode(
 	struct kvp_extproc_dec *d, const void *data, size_t len, struct kvp_extproc_req *out);
+/* kvp_extproc_req_decode_parts parses a message that lies in several places. Its body is not copied: it
+ * points into the parts, and that of a request may go on in body_more. */
+int kvp_extproc_req_decode_parts(
+	struct kvp_extproc_dec *d, const struct iovec *part, uint32_t cnt, struct kvp_extproc_req *out);
 
 /* Answers; the values are the field numbers of ProcessingResponse. */
 enum kvp_extproc_answer {
@@ -114,6 +121,7 @@ struct kvp_extproc_reply {
 	uint8_t end_of_stream; /* of a streamed piece */
 	enum kvp_extproc_mutation mutation;
 	struct kvp_extproc_str body; /* by mutation, or of an immediate response */
+	struct kvp_extproc_kept *kept; /* not NULL: the body lies in here */
 	/* Header mutation, of headers, body, trailers and immediate responses; none when both counts are
 	 * 0. */
 	const struct kvp_extproc_set_header *set;
@@ -126,6 +134,26 @@ struct kvp_extproc_reply {
 
 /* kvp_extproc_reply_new: the encoded message in memory from malloc (for kvp_grpc_give); NULL: no memory. */
 void *kvp_extproc_reply_new(const struct kvp_extproc_reply *r, size_t *len);
+
+/* Memory that several answers may use until they are sent. grow (kept NULL: a new one, with one reference)
+ * makes room for size bytes while there is one reference; NULL: no memory, kept is unchanged. ref and unref
+ * on any thread. */
+struct kvp_extproc_kept {
+	uint32_t refs;
+	char bytes[];
+};
+struct kvp_extproc_kept *kvp_extproc_kept_grow(struct kvp_extproc_kept *kept, size_t size);
+void kvp_extproc_kept_ref(struct kvp_extproc_kept *kept);
+void kvp_extproc_kept_unref(void *kept); /* NULL is fine */
+
+/* kvp_extproc_reply_frame: what stands before and behind the body of an answer with a streamed piece that has
+ * nothing else: 1, or 0 for every other answer. The same bytes as of reply_new. */
+#define KVP_EXTPROC_FRAME_MAX 48
+struct kvp_extproc_frame {
+	uint8_t head[KVP_EXTPROC_FRAME_MAX], tail[KVP_EXTPROC_FRAME_MAX];
+	uint32_t head_len, tail_len;
+};
+int kvp_extproc_reply_frame(const struct kvp_extproc_reply *r, struct kvp_extproc_frame *f);
 
 /* kvp_extproc_piece_next cuts a body into pieces of at most KVP_EXTPROC_PIECE_BYTES: 1 and the next piece, or
  * 0 behind the last. An empty body is one empty piece. Only the last one carries the end flag, if one is

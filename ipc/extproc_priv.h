@@ -12,6 +12,8 @@ struct kvp_extproc_dec {
 	size_t size;	  /* allocated */
 	size_t max, used; /* of this message */
 	int over;	  /* the message asked for more than max */
+	uint8_t *flat;	  /* a message in parts that has to be in one piece */
+	size_t flat_size;
 	ProtobufCAllocator alloc;
 };
 

@@ -3,9 +3,11 @@
 #include "ipc/extproc_msg.h"
 #include "ipc/extproc_priv.h"
 
+#include <kvpick/atomic.h>
 #include <kvpick/err.h>
 
 #include <stdlib.h>
+#include <string.h>
 
 static const struct kvp_extproc_str space_lb = {"envoy.lb", 8};
 static const struct kvp_extproc_str key_destination = {"x-gateway-destination-endpoint", 30};
@@ -172,6 +174,71 @@ void *kvp_extproc_reply_new(const struct kvp_extproc_reply *r, size_t *len)
 	if (out)
 		*len = kvp__extproc__processing_response__pack(&top, out);
 	return out;
+}
+
+/* ---- pieces that are not copied ---- */
+
+struct frame_buffer {
+	ProtobufCBuffer base;
+	const uint8_t *body;
+	uint32_t body_len;
+	struct kvp_extproc_frame *f;
+	int behind, fits;
+};
+
+static void frame_append(ProtobufCBuffer *base, size_t len, const uint8_t *data)
+{
+	struct frame_buffer *b = (struct frame_buffer *)base;
+	struct kvp_extproc_frame *f = b->f;
+	if (data == b->body && len == b->body_len && !b->behind) {
+		b->behind = 1;
+		return;
+	}
+	uint32_t *used = b->behind ? &f->tail_len : &f->head_len;
+	if (len > KVP_EXTPROC_FRAME_MAX - *used) {
+		b->fits = 0;
+		return;
+	}
+	memcpy((b->behind ? f->tail : f->head) + *used, data, len);
+	*used += (uint32_t)len;
+}
+
+int kvp_extproc_reply_frame(const struct kvp_extproc_reply *r, struct kvp_extproc_frame *f)
+{
+	Kvp__Extproc__ProcessingResponse top;
+	struct common common;
+	if (r->mutation != KVP_EXTPROC_BODY_STREAMED_PIECE || !r->body.len || r->set_cnt || r->remove_cnt ||
+		r->destination.len ||
+		(r->kind != KVP_EXTPROC_ANSWER_REQUEST_BODY && r->kind != KVP_EXTPROC_ANSWER_RESPONSE_BODY))
+		return 0;
+	struct frame_buffer b = {
+		{frame_append}, (const uint8_t *)r->body.p, r->body.len, f, 0, 1};
+	kvp__extproc__processing_response__init(&top);
+	top.response_case = (Kvp__Extproc__ProcessingResponse__ResponseCase)r->kind;
+	top.request_headers = build_common(&common, NULL, r);
+	f->head_len = f->tail_len = 0;
+	kvp__extproc__processing_response__pack_to_buffer(&top, &b.base);
+	return b.fits && b.behind;
+}
+
+struct kvp_extproc_kept *kvp_extproc_kept_grow(struct kvp_extproc_kept *kept, size_t size)
+{
+	struct kvp_extproc_kept *k = realloc(kept, sizeof(*k) + size);
+	if (k && !kept)
+		k->refs = 1;
+	return k;
+}
+
+void kvp_extproc_kept_ref(struct kvp_extproc_kept *kept)
+{
+	kvp_faa_ar_u32(&kept->refs, 1);
+}
+
+void kvp_extproc_kept_unref(void *kept)
+{
+	struct kvp_extproc_kept *k = kept;
+	if (k && kvp_faa_ar_u32(&k->refs, (uint32_t)-1) == 1)
+		free(k);
 }
 
 int kvp_extproc_piece_next(

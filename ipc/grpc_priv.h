@@ -31,10 +31,10 @@ struct kvp_grpc_node {
 	enum kvp_grpc_event_kind kind;
 	struct kvp_grpc_stream *st;
 	grpc_byte_buffer *bb; /* MESSAGE */
-	grpc_slice flat;      /* of a message in several pieces */
-	int is_flat;
-	const uint8_t *data;
+	uint8_t *flat;	      /* a copy in one piece, if somebody wanted it so */
 	size_t len;
+	struct iovec *part; /* MESSAGE: behind the node */
+	uint32_t part_cnt;
 };
 
 struct kvp_grpc_out { /* a message that waits to be sent */
@@ -72,6 +72,7 @@ struct kvp_grpc_stream {
 	int cancelled;			   /* written by the core */
 	struct kvp_grpc_stream *next_half; /* core's thread */
 	grpc_byte_buffer *recv_bb;
+	struct kvp_grpc_stream *next_held; /* io thread: its sends wait for the end of the batch */
 
 	pthread_mutex_t mu; /* all below; never held across a call into the core */
 	int reading;	    /* a receive is under way */
@@ -113,6 +114,11 @@ struct kvp_grpc {
 	uint64_t pushed;	      /* newest first: a pointer to struct kvp_grpc_node, 0 = none */
 	struct kvp_grpc_node *taken;  /* io thread, oldest first */
 	struct kvp_grpc_node *in_use; /* io thread: data of the last event */
+
+	int batch; /* io thread, all four: sends may wait */
+	struct kvp_grpc_stream *held, **held_tail;
+	uint32_t held_events; /* handed out since the first one waits */
+	size_t held_bytes;
 
 	pthread_mutex_t cert_mu;
 	struct kvp_tls_pair cert;

@@ -80,6 +80,7 @@ int kvp_grpc_new(struct kvp_grpc **out, const struct kvp_grpc_cfg *cfg)
 	g->cfg = *cfg;
 	take_defaults(&g->cfg);
 	g->drained_node.kind = KVP_GRPC_DRAINED;
+	g->held_tail = &g->held;
 	pthread_mutex_init(&g->cert_mu, NULL);
 	g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	int rc = g->event_fd < 0 ? KVP_ERR_SYS : kvp_grpc_conn_open(g);

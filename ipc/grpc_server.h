@@ -31,6 +31,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #define KVP_GRPC_METHOD_MAX 8
 #define KVP_GRPC_LISTEN_MAX 16
@@ -133,12 +134,24 @@ struct kvp_grpc_event {
 	struct kvp_grpc_stream *stream;
 	uint32_t method;     /* index into cfg.method */
 	uint32_t listener;   /* index in order of listen_add */
-	const uint8_t *data; /* MESSAGE; never NULL */
+	const uint8_t *data; /* MESSAGE; never NULL, but for kvp_grpc_next_parts */
 	size_t len;
+	const struct iovec *part; /* MESSAGE: the same bytes as the core read them; none when len is 0 */
+	uint32_t part_cnt;
 };
 /* kvp_grpc_next takes the next event: 1, or 0 when there is none (and the descriptor is no longer readable).
  * Data, and the stream of a CLOSED event, are valid until the next call. Does not block. */
 int kvp_grpc_next(struct kvp_grpc *g, struct kvp_grpc_event *ev);
+/* kvp_grpc_next_parts is the same, but data of a message in several parts is NULL until kvp_grpc_flat puts
+ * them together: who can use parts saves a copy. */
+int kvp_grpc_next_parts(struct kvp_grpc *g, struct kvp_grpc_event *ev);
+void kvp_grpc_flat(struct kvp_grpc *g, struct kvp_grpc_event *ev);
+
+/* Between batch_begin and batch_end what is sent and finished may wait for more: messages of a stream then
+ * leave in one write. It goes on its way at batch_end, or sooner when much is waiting. A batch is a few
+ * events long and ends before the io thread sleeps; no kvp_grpc_delete within. */
+void kvp_grpc_batch_begin(struct kvp_grpc *g);
+void kvp_grpc_batch_end(struct kvp_grpc *g);
 
 /* The user's pointer of a stream; NULL at OPEN. */
 void kvp_grpc_set_ctx(struct kvp_grpc_stream *st, void *ctx);
@@ -149,6 +162,16 @@ void *kvp_grpc_ctx(const struct kvp_grpc_stream *st);
  * KVP_ERR_SYS: no memory. Do not block. */
 int kvp_grpc_send(struct kvp_grpc_stream *st, const void *data, size_t len);
 int kvp_grpc_give(struct kvp_grpc_stream *st, void *mem, size_t len);
+/* kvp_grpc_lend queues one message of three parts: head and tail are copied, the middle is used where it
+ * stands: done(owner) is called once, on any thread, when it is no longer needed, also on failure. */
+struct kvp_grpc_lent {
+	const void *data;
+	size_t len;
+	void (*done)(void *owner);
+	void *owner;
+};
+int kvp_grpc_lend(struct kvp_grpc_stream *st, struct iovec head, const struct kvp_grpc_lent *middle,
+	struct iovec tail);
 /* kvp_grpc_unsent: bytes of messages that are not in the core's hands yet. */
 size_t kvp_grpc_unsent(struct kvp_grpc_stream *st);
 /* kvp_grpc_finish ends the stream with a status behind all queued messages; text is copied (at most 1023

@@ -7,7 +7,7 @@
 #include "ipc/grpc_priv.h"
 
 #include <grpc/byte_buffer.h>
-#include <grpc/byte_buffer_reader.h>
+#include <grpc/support/alloc.h>
 #include <kvpick/err.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -16,6 +16,8 @@
 
 #define HALF_LOOKS 8   /* times that nothing came behind a half close, then it is believed */
 #define HALF_OTHERS 64 /* completions after which it is believed anyway */
+#define HELD_EVENTS 16 /* events handed out, or bytes, for which a send may wait */
+#define HELD_BYTES 32768u
 
 static const uint8_t no_bytes[1];
 
@@ -142,7 +144,9 @@ static void send_next(struct kvp_grpc_stream *st)
 	st->send_status = status;
 	if (o) {
 		op[cnt].data.send_message.send_message = o->bb;
-		op[cnt].flags = more ? GRPC_WRITE_BUFFER_HINT : 0;
+		/* With the hint the core would not write initial metadata either, and report neither as
+		 * done. */
+		op[cnt].flags = more && !cnt ? GRPC_WRITE_BUFFER_HINT : 0;
 		op[cnt++].op = GRPC_OP_SEND_MESSAGE;
 	}
 	if (status) {
@@ -180,16 +184,60 @@ static void queue_send(struct kvp_grpc_stream *st, struct kvp_grpc_out *o)
 	st->unsent_bytes += o->len;
 }
 
-static int send_slice(struct kvp_grpc_stream *st, grpc_slice slice)
+/* flush starts what waits, in the order in which the streams began to. */
+static void flush(struct kvp_grpc *g)
 {
-	struct kvp_grpc_out *o = calloc(1, sizeof(*o));
-	if (!o) {
-		grpc_slice_unref(slice);
-		return KVP_ERR_SYS;
+	struct kvp_grpc_stream *st = g->held;
+	g->held = NULL;
+	g->held_tail = &g->held;
+	g->held_events = 0;
+	g->held_bytes = 0;
+	while (st) {
+		struct kvp_grpc_stream *next = st->next_held;
+		send_next(st);
+		stream_unref(st);
+		st = next;
 	}
-	o->len = GRPC_SLICE_LENGTH(slice);
-	o->bb = grpc_raw_byte_buffer_create(&slice, 1);
-	grpc_slice_unref(slice);
+}
+
+/* send_first: the io thread has become the owner of the stream's sending. */
+static void send_first(struct kvp_grpc_stream *st)
+{
+	struct kvp_grpc *g = st->g;
+	if (!g->batch) {
+		send_next(st);
+		return;
+	}
+	kvp_faa_ar_u32(&st->refs, 1);
+	st->next_held = NULL;
+	*g->held_tail = st;
+	g->held_tail = &st->next_held;
+}
+
+void kvp_grpc_batch_begin(struct kvp_grpc *g)
+{
+	g->batch = 1;
+}
+
+void kvp_grpc_batch_end(struct kvp_grpc *g)
+{
+	g->batch = 0;
+	flush(g);
+}
+
+static int send_slices(struct kvp_grpc_stream *st, grpc_slice *slice, size_t cnt)
+{
+	struct kvp_grpc *g = st->g;
+	struct kvp_grpc_out *o = calloc(1, sizeof(*o));
+	if (o) {
+		o->bb = grpc_raw_byte_buffer_create(slice, cnt);
+		o->len = grpc_byte_buffer_length(o->bb);
+	}
+	for (size_t i = 0; i < cnt; i++)
+		grpc_slice_unref(slice[i]);
+	if (!o)
+		return KVP_ERR_SYS;
+	size_t len = o->len;
 	pthread_mutex_lock(&st->mu);
 	int over = st->closed || st->finishing, first = 0;
 	if (!over) {
@@ -201,18 +249,33 @@ static int send_slice(struct kvp_grpc_stream *st, grpc_slice slice)
 	if (over)
 		out_free(o);
 	if (first)
-		send_next(st);
+		send_first(st);
+	g->held_bytes += len;
+	if (g->batch && g->held_bytes >= HELD_BYTES)
+		flush(g);
 	return over ? KVP_ERR_CLOSED : KVP_OK;
 }
 
 int kvp_grpc_send(struct kvp_grpc_stream *st, const void *data, size_t len)
 {
-	return send_slice(st, grpc_slice_from_copied_buffer(data, len));
+	grpc_slice one = grpc_slice_from_copied_buffer(data, len);
+	return send_slices(st, &one, 1);
 }
 
 int kvp_grpc_give(struct kvp_grpc_stream *st, void *mem, size_t len)
 {
-	return send_slice(st, grpc_slice_new(mem, len, free));
+	grpc_slice one = grpc_slice_new(mem, len, free);
+	return send_slices(st, &one, 1);
+}
+
+int kvp_grpc_lend(
+	struct kvp_grpc_stream *st, struct iovec head, const struct kvp_grpc_lent *middle, struct iovec tail)
+{
+	grpc_slice part[3] = {grpc_slice_from_copied_buffer(head.iov_base, head.iov_len),
+		grpc_slice_new_with_user_data(
+			(void *)(uintptr_t)middle->data, middle->len, middle->done, middle->owner),
+		grpc_slice_from_copied_buffer(tail.iov_base, tail.iov_len)};
+	return send_slices(st, part, 3);
 }
 
 size_t kvp_grpc_unsent(struct kvp_grpc_stream *st)
@@ -237,7 +300,7 @@ void kvp_grpc_finish(struct kvp_grpc_stream *st, enum kvp_grpc_status code, cons
 	}
 	pthread_mutex_unlock(&st->mu);
 	if (first)
-		send_next(st);
+		send_first(st);
 }
 
 void kvp_grpc_abort(struct kvp_grpc_stream *st)
@@ -255,31 +318,19 @@ void *kvp_grpc_ctx(const struct kvp_grpc_stream *st)
 	return st->ctx;
 }
 
-/* A message in one piece is used where it lies; the core gives larger ones in the pieces that it read. */
+/* The slices of a message are used where the core put them. */
 static struct kvp_grpc_node *message_node(struct kvp_grpc_stream *st, grpc_byte_buffer *bb)
 {
-	struct kvp_grpc_node *n = calloc(1, sizeof(*n));
+	grpc_slice_buffer *sb = &bb->data.raw.slice_buffer;
+	struct kvp_grpc_node *n = malloc(sizeof(*n) + sb->count * sizeof(*n->part));
 	if (!n)
 		return NULL;
-	grpc_slice_buffer *sb = &bb->data.raw.slice_buffer;
-	n->kind = KVP_GRPC_MESSAGE;
-	n->st = st;
-	n->bb = bb;
-	n->data = no_bytes;
-	n->len = sb->length;
-	if (sb->count > 1) {
-		grpc_byte_buffer_reader r;
-		if (!grpc_byte_buffer_reader_init(&r, bb)) {
-			free(n);
-			return NULL;
-		}
-		n->flat = grpc_byte_buffer_reader_readall(&r);
-		grpc_byte_buffer_reader_destroy(&r);
-		n->is_flat = 1;
-		n->data = GRPC_SLICE_START_PTR(n->flat);
-	} else if (sb->length) {
-		n->data = GRPC_SLICE_START_PTR(sb->slices[0]);
-	}
+	*n = (struct kvp_grpc_node){.kind = KVP_GRPC_MESSAGE, .st = st, .bb = bb, .len = sb->length};
+	n->part = (struct iovec *)(n + 1);
+	for (size_t i = 0; i < sb->count; i++)
+		if (GRPC_SLICE_LENGTH(sb->slices[i]))
+			n->part[n->part_cnt++] = (struct iovec){
+				GRPC_SLICE_START_PTR(sb->slices[i]), GRPC_SLICE_LENGTH(sb->slices[i])};
 	return n;
 }
 
@@ -501,17 +552,18 @@ static void release(struct kvp_grpc_node *n)
 	pthread_mutex_unlock(&st->mu);
 	if (read)
 		start_recv(st);
-	if (n->is_flat)
-		grpc_slice_unref(n->flat);
+	gpr_free(n->flat);
 	grpc_byte_buffer_destroy(n->bb);
 	free(n);
 }
 
-int kvp_grpc_next(struct kvp_grpc *g, struct kvp_grpc_event *ev)
+int kvp_grpc_next_parts(struct kvp_grpc *g, struct kvp_grpc_event *ev)
 {
 	if (g->in_use)
 		release(g->in_use);
 	g->in_use = NULL;
+	if (g->held && ++g->held_events > HELD_EVENTS)
+		flush(g);
 	if (!g->taken)
 		g->taken = take_all(g);
 	if (!g->taken) {
@@ -533,8 +585,30 @@ int kvp_grpc_next(struct kvp_grpc *g, struct kvp_grpc_event *ev)
 		ev->listener = n->st->listener->idx;
 	}
 	if (n->kind == KVP_GRPC_MESSAGE) {
-		ev->data = n->data;
 		ev->len = n->len;
+		ev->part = n->part;
+		ev->part_cnt = n->part_cnt;
+		if (n->part_cnt)
+			ev->data = n->part_cnt == 1 ? n->part[0].iov_base : NULL;
 	}
+	return 1;
+}
+
+void kvp_grpc_flat(struct kvp_grpc *g, struct kvp_grpc_event *ev)
+{
+	if (ev->data)
+		return;
+	struct kvp_grpc_node *n = g->in_use;
+	uint8_t *at = n->flat = gpr_malloc(n->len);
+	ev->data = at;
+	for (uint32_t i = 0; i < n->part_cnt; at += n->part[i++].iov_len)
+		memcpy(at, n->part[i].iov_base, n->part[i].iov_len);
+}
+
+int kvp_grpc_next(struct kvp_grpc *g, struct kvp_grpc_event *ev)
+{
+	if (!kvp_grpc_next_parts(g, ev))
+		return 0;
+	kvp_grpc_flat(g, ev);
 	return 1;
 }

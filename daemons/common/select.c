@@ -66,6 +66,16 @@ void kvp_select_report(struct kvp_selection *s)
 		report_part(s, p);
 }
 
+void kvp_select_time(struct kvp_selection *s, struct kvp_select_times *t)
+{
+	s->times = t;
+}
+
+uint64_t kvp_sel_clock(const struct kvp_selection *s)
+{
+	return s->times ? kvp_clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
+}
+
 void kvp_select_seed(struct kvp_selection *s, uint64_t seed)
 {
 	kvp_rng_seed(&s->rng, seed);

@@ -51,6 +51,14 @@ struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
  * heartbeat. */
 void kvp_select_report(struct kvp_selection *s);
 
+/* kvp_select_time adds up in *t, from now on, what calls take of the thread's processor time; NULL ends
+ * it. */
+struct kvp_select_times {
+	uint64_t hash_ns; /* a prompt's tokens to hashes */
+	uint64_t book_ns; /* entering the booking */
+};
+void kvp_select_time(struct kvp_selection *s, struct kvp_select_times *t);
+
 /* kvp_select_seed makes tie-breaking reproducible (tests only; production seeds from the kernel). */
 void kvp_select_seed(struct kvp_selection *s, uint64_t seed);
 #endif

@@ -103,6 +103,7 @@ struct kvp_selection {
 	const struct kvp_sel_stored *stored;	  /* the call is for a request that waited, else NULL */
 	const struct kvp_policy_class *gate;	  /* class of the current call, if it could be made to wait */
 	uint32_t gate_idx;
+	struct kvp_select_times *times;		  /* NULL: not measured */
 	uint64_t *ticket;			  /* the current call may wait: its ticket goes here */
 	struct kvp_select_refusal refusal;	  /* policy_class NULL = none */
 	struct kvp_scratch scratch_words, scratch_entry, scratch_lane, scratch_answer, scratch_taint;
@@ -143,6 +144,9 @@ void kvp_sel_session_cancel(struct kvp_selection *s);
 int kvp_sel_session_bind(struct kvp_selection *s, uint64_t h, uint64_t worker_id, uint32_t dp_rank);
 int kvp_sel_session_bind_kept(
 	struct kvp_selection *s, const char *session, size_t len, uint64_t h, const struct kvp_sel_rank *r);
+
+/* kvp_sel_clock: processor time of the thread while times are wanted, else 0. */
+uint64_t kvp_sel_clock(const struct kvp_selection *s);
 
 /* kvp_sel_scratch makes room for n elements; NULL without memory. */
 void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes);

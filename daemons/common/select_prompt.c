@@ -64,10 +64,12 @@ uint32_t kvp_sel_prompt_more(void *ctx, struct kvp_radix_query *q)
 	struct kvp_sel_prompt *n = &s->prompt;
 	uint32_t left = n->blk_cnt - n->local_cnt;
 	uint32_t want = left < CHUNK_BLK ? left : CHUNK_BLK;
-	uint64_t *out = s->scratch_local.ptr;
+	uint64_t *out = s->scratch_local.ptr, from = kvp_sel_clock(s);
 	n->local_cnt += (uint32_t)kvp_hasher_local(&n->hasher, n->local_cnt, want, out + n->local_cnt);
 	q->local = n->local;
 	q->local_cnt = n->local_cnt;
+	if (s->times)
+		s->times->hash_ns += kvp_sel_clock(s) - from;
 	return n->local_cnt;
 }
 
@@ -94,9 +96,11 @@ int kvp_sel_prompt_finish(struct kvp_selection *s, enum kvp_tristate assume_reus
 			seq[i] = kvp_rng_next(&s->rng);
 		return 0;
 	}
-	uint64_t *local = s->scratch_local.ptr;
+	uint64_t *local = s->scratch_local.ptr, from = kvp_sel_clock(s);
 	n->local_cnt += (uint32_t)kvp_hasher_local(
 		&n->hasher, n->local_cnt, n->blk_cnt - n->local_cnt, local + n->local_cnt);
 	kvp_hash_chain(NULL, local, n->blk_cnt, seq);
+	if (s->times)
+		s->times->hash_ns += kvp_sel_clock(s) - from;
 	return 0;
 }

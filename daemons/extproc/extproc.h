@@ -21,6 +21,7 @@
 #include "daemons/extproc/mismatch.h"
 #include "daemons/extproc/pool.h"
 #include "daemons/extproc/request.h"
+#include "daemons/extproc/stages.h"
 #include "daemons/extproc/stream.h"
 #include "daemons/extproc/tokenizer.h"
 #include "ipc/grpc_health.h"
@@ -81,6 +82,7 @@ struct kvp_job {
 	uint64_t response_bytes;
 	char *salted;  /* the body as it goes on, when it is not the client's */
 	int is_logged; /* one of those whose events are logged */
+	int is_timed;  /* one of those whose processor time is measured */
 };
 
 /* An id whose reservation was busy with another process when it was to be freed. */
@@ -116,7 +118,7 @@ struct kvp_epp {
 	struct kvp_grpc_stat seen;
 	struct kvp_radix_touch touch;
 	int signal_fd, draining, ready, discovered;
-	uint64_t log_turn;
+	uint64_t log_turn, timed_turn;
 };
 
 /* server.c: gRPC events to streams, and what streams say to gRPC. */

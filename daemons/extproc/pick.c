@@ -181,12 +181,14 @@ static const struct kvp_ask_tokens *kept_of(const struct kvp_job *j)
 static int request_of(struct kvp_job *j, const struct kvp_ask_tokens *t, struct kvp_select_request *q)
 {
 	struct kvp_epp *x = j->x;
+	uint64_t from = kvp_stage_now(j->is_timed);
 	int status = 0;
 	if (j->by_length)
 		kvp_ask_load_only(&j->ask, &q->prompt);
 	else
 		status = kvp_ask_prompt(
 			&x->parser, &j->ask, j->pick.body, j->pick.body_len, t, block_size_of(x), &q->prompt);
+	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_HASH_NS, from, 0);
 	if (status || kvp_pool_refresh(&x->pool) ||
 		kvp_pool_allow(&x->pool, j->pick.subset_hint, j->pick.subset, j->pick.subset_cnt,
 			&q->allowed_worker_id, &q->allowed_cnt))
@@ -380,6 +382,24 @@ static void queue(struct kvp_job *j, const struct kvp_ask_tokens *t, uint64_t ti
 	kvp_epp_count(j->x, KVP_CTR_EPP_QUEUED);
 }
 
+static int submit(struct kvp_job *j, const struct kvp_select_request *q, struct kvp_select_answer *got,
+	uint64_t *ticket)
+{
+	struct kvp_epp *x = j->x;
+	struct kvp_ctr_column_shm *c = x->boot.ctr;
+	struct kvp_select_times times = {0, 0};
+	uint64_t from = kvp_stage_now(j->is_timed);
+	if (!j->is_timed)
+		return kvp_selection_submit(x->selection, q, KVP_SELECT_AND_RESERVE, got, ticket);
+	kvp_select_time(x->selection, &times);
+	int status = kvp_selection_submit(x->selection, q, KVP_SELECT_AND_RESERVE, got, ticket);
+	kvp_select_time(x->selection, NULL);
+	kvp_stage_add(c, KVP_CTR_EPP_TIMED_SELECT_NS, from, times.hash_ns + times.book_ns);
+	kvp_ctr_add(c, KVP_CTR_EPP_TIMED_HASH_NS, times.hash_ns);
+	kvp_ctr_add(c, KVP_CTR_EPP_TIMED_BOOK_NS, times.book_ns);
+	return status;
+}
+
 /* choose asks for a worker. t: the tokenizer's answer, NULL where there was no call. */
 static void choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
 {
@@ -395,7 +415,7 @@ static void choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
 	if (!j->select_ns)
 		j->select_ns = now;
 	q.no_wait = now - j->select_ns > KVP_EPP_SESSION_WAIT_NS ? KVP_YES : KVP_NO;
-	status = kvp_selection_submit(x->selection, &q, KVP_SELECT_AND_RESERVE, &got, &ticket);
+	status = submit(j, &q, &got, &ticket);
 	if (status == KVP_SELECT_WAITS)
 		queue(j, t, ticket);
 	else if (status == KVP_SELECTION_WAIT)
@@ -458,6 +478,8 @@ static void on_tokens(void *ctx, const struct kvp_tkz_answer *t)
 	kvp_hist_add(j->x->boot.ctr, t->status == 200 ? KVP_HIST_EPP_TOK_OK_NS : KVP_HIST_EPP_TOK_BAD_NS,
 		t->took_ns);
 	j->by_length = t->end == KVP_TKZ_UNSERVED;
+	if (j->is_timed)
+		kvp_ctr_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_JSON_NS, t->parse_ns);
 	if (t->status != 200)
 		refuse(j, KVP_CTR_EPP_TOKENIZER, t->status, t->text);
 	else
@@ -530,6 +552,7 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 		refuse(j, KVP_CTR_EPP_SUBSET, 503, no_endpoints);
 		return;
 	}
+	uint64_t from = kvp_stage_now(j->is_timed);
 	int status = kvp_epp_read_head(j, ask->header, ask->header_cnt);
 	if (status) {
 		refuse(j, status == 431 ? KVP_CTR_EPP_HEADERS_REFUSED : KVP_CTR_EPP_INTERNAL, status,
@@ -537,6 +560,7 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 		return;
 	}
 	status = kvp_ask_body(&x->parser, &j->ask, ask->body, ask->body_len);
+	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_JSON_NS, from, 0);
 	if (status) {
 		refuse(j, KVP_CTR_EPP_BODY_REFUSED, status, j->ask.err);
 		return;

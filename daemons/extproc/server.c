@@ -13,6 +13,7 @@
 #define METHOD_WATCH 2u
 #define ON_EXTPROC 7u /* methods, as bits: health also where requests come in */
 #define ON_HEALTH 6u
+#define LENT_MIN 4096u /* bytes of a piece that are sent from where they stand */
 #define FRAME_BYTES 65536u /* of a message beside its body */
 
 static const char *const method[] = {KVP_EXTPROC_METHOD, KVP_GRPC_HEALTH_CHECK, KVP_GRPC_HEALTH_WATCH};
@@ -33,9 +34,18 @@ const struct kvp_stream_ops kvp_epp_ops = {.send = kvp_epp_send,
 void kvp_epp_send(void *ctx, const struct kvp_extproc_reply *m)
 {
 	struct kvp_job *j = ctx;
+	struct kvp_extproc_frame f;
 	size_t len = 0;
 	if (!j->grpc)
 		return;
+	if (m->kept && m->body.len >= LENT_MIN && kvp_extproc_reply_frame(m, &f)) {
+		struct kvp_grpc_lent l = {m->body.p, m->body.len, kvp_extproc_kept_unref, m->kept};
+		kvp_extproc_kept_ref(m->kept);
+		if (kvp_grpc_lend(j->grpc, (struct iovec){f.head, f.head_len}, &l,
+			    (struct iovec){f.tail, f.tail_len}) == KVP_ERR_SYS)
+			kvp_grpc_abort(j->grpc);
+		return;
+	}
 	void *mem = kvp_extproc_reply_new(m, &len);
 	/* A message that can't be sent leaves a hole that the proxy must not take for an answer. */
 	if (!mem || kvp_grpc_give(j->grpc, mem, len) == KVP_ERR_SYS)
@@ -72,6 +82,9 @@ static void job_new(struct kvp_epp *x, struct kvp_grpc_stream *st)
 	j->start_ns = kvp_clock_mono_ns();
 	if (x->boot.config->log_requests && x->log_turn++ % x->boot.config->log_requests == 0)
 		j->is_logged = 1;
+	j->is_timed = x->timed_turn++ % KVP_STAGE_EVERY == 0;
+	if (j->is_timed)
+		kvp_epp_count(x, KVP_CTR_EPP_TIMED);
 	kvp_stream_open(&j->stream, &x->stream_cfg, &kvp_epp_ops, j);
 	j->next = x->jobs;
 	if (x->jobs)
@@ -105,7 +118,7 @@ static void on_message(struct kvp_job *j, const struct kvp_grpc_event *ev)
 {
 	struct kvp_epp *x = j->x;
 	struct kvp_extproc_req m;
-	if (kvp_extproc_req_decode(x->dec, ev->data, ev->len, &m) != KVP_OK) {
+	if (kvp_extproc_req_decode_parts(x->dec, ev->part, ev->part_cnt, &m) != KVP_OK) {
 		kvp_epp_count(x, KVP_CTR_EPP_GARBLED);
 		kvp_stream_garbled(&j->stream);
 		return;
@@ -156,19 +169,23 @@ static void on_grpc(void *ctx, int fd)
 	struct kvp_epp *x = ctx;
 	struct kvp_grpc_event ev;
 	(void)fd;
-	for (int i = 0; i < EVENTS_A_TURN && kvp_grpc_next(x->grpc, &ev); i++) {
+	kvp_grpc_batch_begin(x->grpc);
+	for (int i = 0; i < EVENTS_A_TURN && kvp_grpc_next_parts(x->grpc, &ev); i++) {
 		if (ev.kind == KVP_GRPC_DRAINED)
 			kvp_loop_stop(x->loop);
 		else if (ev.method == METHOD_PROCESS)
 			on_process(x, &ev);
-		else
+		else {
+			kvp_grpc_flat(x->grpc, &ev);
 			kvp_grpc_health_event(x->health,
 				ev.method == METHOD_CHECK ? KVP_GRPC_HEALTH_IS_CHECK
 							  : KVP_GRPC_HEALTH_IS_WATCH,
 				&ev);
+		}
 		if (ev.kind == KVP_GRPC_CLOSED)
 			end_watches(x);
 	}
+	kvp_grpc_batch_end(x->grpc);
 }
 
 /* ---- opening ---- */

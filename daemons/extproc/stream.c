@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define EXPECTED_MAX (1u << 20) /* bytes of a body that are made room for unseen */
+
 static const char *const no_endpoints = "no endpoints available";
 
 const char *kvp_stream_outcome_name(enum kvp_stream_outcome o)
@@ -26,7 +28,7 @@ static void forget_body(struct kvp_stream *s)
 {
 	if (s->body_len)
 		s->ops->keep(s->ctx, -(int64_t)s->body_len);
-	free(s->body);
+	kvp_extproc_kept_unref(s->body);
 	s->body = NULL;
 	s->body_len = s->body_cap = 0;
 }
@@ -99,7 +101,7 @@ static void start_pick(struct kvp_stream *s, enum kvp_pick_form form)
 	s->ops->pick(s->ctx, &(struct kvp_pick_ask){.form = form,
 				     .header = s->header,
 				     .header_cnt = s->header_cnt,
-				     .body = s->body,
+				     .body = s->body ? s->body->bytes : NULL,
 				     .body_len = s->body_len,
 				     .subset_hint = s->subset_hint,
 				     .subset = s->subset,
@@ -117,20 +119,18 @@ static void answer_trailers(struct kvp_stream *s)
 	stream_say(s, KVP_EXTPROC_ANSWER_REQUEST_TRAILERS);
 }
 
-static struct kvp_extproc_str str(const char *p, size_t len)
-{
-	return (struct kvp_extproc_str){p, (uint32_t)len};
-}
-
 /* answer_duplex: headers, the body in pieces, trailers. */
 static void answer_duplex(struct kvp_stream *s, const struct kvp_pick_answer *a)
 {
 	stream_say_routing(s, KVP_EXTPROC_ANSWER_REQUEST_HEADERS, a);
 	if (s->form == KVP_PICK_HEADERS_ONLY)
 		return;
-	struct kvp_extproc_str body = a->body.p ? a->body : str(s->body, s->body_len);
-	if (body.len || !s->trailers)
-		stream_say_pieces(s, KVP_EXTPROC_ANSWER_REQUEST_BODY, body, !s->trailers);
+	if (a->body.p)
+		stream_say_pieces(s, KVP_EXTPROC_ANSWER_REQUEST_BODY, a->body, NULL, !s->trailers);
+	else if (s->body_len || !s->trailers)
+		stream_say_pieces(s, KVP_EXTPROC_ANSWER_REQUEST_BODY,
+			(struct kvp_extproc_str){s->body_len ? s->body->bytes : NULL, (uint32_t)s->body_len},
+			s->body, !s->trailers);
 	if (s->trailers)
 		answer_trailers(s);
 }
@@ -230,10 +230,48 @@ static void request_headers(struct kvp_stream *s, const struct kvp_extproc_req *
 		stream_say(s, KVP_EXTPROC_ANSWER_REQUEST_HEADERS);
 }
 
+/* expected is the length that the client announced, 0 = none; it is only a hint. */
+static size_t expected(const struct kvp_stream *s)
+{
+	uint64_t n = 0;
+	for (uint32_t i = 0; i < s->header_cnt; i++) {
+		struct kvp_extproc_str v = s->header[i].value;
+		if (v.len > 12 || !stream_name_is(s->header[i].key, "content-length"))
+			continue;
+		for (uint32_t k = 0; k < v.len; k++)
+			n = v.p[k] >= '0' && v.p[k] <= '9' ? n * 10 + (uint64_t)(v.p[k] - '0') : 0;
+	}
+	return n < EXPECTED_MAX ? n : EXPECTED_MAX;
+}
+
+static int reserve(struct kvp_stream *s, size_t need)
+{
+	if (need <= s->body_cap)
+		return 1;
+	size_t cap = s->body_cap ? 2 * s->body_cap : expected(s);
+	cap = cap > need ? cap : need;
+	struct kvp_extproc_kept *grown = kvp_extproc_kept_grow(s->body, cap + KVP_JSON_SLACK_BYTES);
+	if (!grown)
+		return 0;
+	s->body = grown;
+	s->body_cap = cap;
+	return 1;
+}
+
+static void add(struct kvp_stream *s, struct kvp_extproc_str part)
+{
+	if (part.len)
+		memcpy(s->body->bytes + s->body_len, part.p, part.len);
+	s->body_len += part.len;
+}
+
 /* append keeps a part of the body; 0 = the stream was answered instead. */
-static int append(struct kvp_stream *s, const void *body, size_t len)
+static int append(struct kvp_stream *s, const struct kvp_extproc_req *m)
 {
 	struct kvp_pick_answer a = {.status = 503, .text = no_endpoints};
+	size_t len = m->body.len;
+	for (uint32_t i = 0; i < m->body_more_cnt; i++)
+		len += m->body_more[i].len;
 	if (!len)
 		return 1;
 	if (!s->admitted) {
@@ -253,20 +291,14 @@ static int append(struct kvp_stream *s, const void *body, size_t len)
 		reject(s, 503, "endpoint picker overloaded", s->cfg->retry_after_s);
 		return 0;
 	}
-	size_t need = s->body_len + len;
-	if (need > s->body_cap) {
-		size_t cap = need > 2 * s->body_cap ? need : 2 * s->body_cap;
-		char *grown = realloc(s->body, cap + KVP_JSON_SLACK_BYTES);
-		if (!grown) {
-			s->ops->keep(s->ctx, -(int64_t)len);
-			out_of_memory(s);
-			return 0;
-		}
-		s->body = grown;
-		s->body_cap = cap;
+	if (!reserve(s, s->body_len + len)) {
+		s->ops->keep(s->ctx, -(int64_t)len);
+		out_of_memory(s);
+		return 0;
 	}
-	memcpy(s->body + s->body_len, body, len);
-	s->body_len = need;
+	add(s, m->body);
+	for (uint32_t i = 0; i < m->body_more_cnt; i++)
+		add(s, m->body_more[i]);
 	return 1;
 }
 
@@ -282,7 +314,7 @@ static void request_body(struct kvp_stream *s, const struct kvp_extproc_req *m)
 			stream_say(s, KVP_EXTPROC_ANSWER_REQUEST_BODY);
 		return;
 	}
-	if (!append(s, m->body.p, m->body.len))
+	if (!append(s, m))
 		return;
 	s->body_message = 1;
 	/* A buffered body is one message, also when trailers follow it. */
@@ -372,7 +404,7 @@ static void response_body(struct kvp_stream *s, const struct kvp_extproc_req *m)
 	}
 	/* The client's bytes first, then the bookkeeping. */
 	if (is_duplex(s->response_mode))
-		stream_say_pieces(s, KVP_EXTPROC_ANSWER_RESPONSE_BODY, m->body, m->end_of_stream);
+		stream_say_pieces(s, KVP_EXTPROC_ANSWER_RESPONSE_BODY, m->body, NULL, m->end_of_stream);
 	else
 		stream_say(s, KVP_EXTPROC_ANSWER_RESPONSE_BODY);
 	if (m->body.len)

@@ -125,7 +125,7 @@ struct kvp_stream {
 	struct kvp_extproc_header *header;
 	uint32_t header_cnt;
 	char *header_mem;
-	char *body;
+	struct kvp_extproc_kept *body;
 	size_t body_len, body_cap;
 	enum kvp_extproc_hint subset_hint;
 	uint32_t subset_cnt;

@@ -8,9 +8,10 @@
 void stream_say(struct kvp_stream *s, enum kvp_extproc_answer kind);
 /* stream_say_routing sends the routing answer in a message of this kind. */
 void stream_say_routing(struct kvp_stream *s, enum kvp_extproc_answer kind, const struct kvp_pick_answer *a);
-/* stream_say_pieces hands a body on in pieces; ends: the last one ends the body. */
-void stream_say_pieces(
-	struct kvp_stream *s, enum kvp_extproc_answer kind, struct kvp_extproc_str body, int ends);
+/* stream_say_pieces hands a body on in pieces; kept: the memory that it lies in, or NULL; ends: the last one
+ * ends the body. */
+void stream_say_pieces(struct kvp_stream *s, enum kvp_extproc_answer kind, struct kvp_extproc_str body,
+	struct kvp_extproc_kept *kept, int ends);
 /* stream_reject answers the client itself and finishes the stream. */
 void stream_reject(struct kvp_stream *s, int status, const char *text, uint64_t retry_after_s);
 

@@ -85,11 +85,12 @@ void stream_say_routing(struct kvp_stream *s, enum kvp_extproc_answer kind, cons
 	s->ops->send(s->ctx, &m);
 }
 
-void stream_say_pieces(
-	struct kvp_stream *s, enum kvp_extproc_answer kind, struct kvp_extproc_str body, int ends)
+void stream_say_pieces(struct kvp_stream *s, enum kvp_extproc_answer kind, struct kvp_extproc_str body,
+	struct kvp_extproc_kept *kept, int ends)
 {
 	struct kvp_extproc_pieces p = {.body = body, .end_of_stream = (uint8_t)ends};
-	struct kvp_extproc_reply m = {.kind = kind, .mutation = KVP_EXTPROC_BODY_STREAMED_PIECE};
+	struct kvp_extproc_reply m = {
+		.kind = kind, .mutation = KVP_EXTPROC_BODY_STREAMED_PIECE, .kept = kept};
 	while (kvp_extproc_piece_next(&p, &m.body, &m.end_of_stream))
 		s->ops->send(s->ctx, &m);
 }

@@ -30,12 +30,40 @@ static int is_listed(struct kvp_extproc_str s)
 	return 1;
 }
 
+/* In parts a message means the same. */
+static void in_parts(struct kvp_extproc_dec *b, const uint8_t *data, size_t len, int rc,
+	const struct kvp_extproc_req *want)
+{
+	struct kvp_extproc_req r;
+	size_t one = len / 3, two = (len - one) / 2, at = 0;
+	struct iovec part[3] = {{(void *)(uintptr_t)data, one}, {(void *)(uintptr_t)(data + one), two},
+		{(void *)(uintptr_t)(data + one + two), len - one - two}};
+	int skip = !one ? 1 + !two : 0;
+	if (!len)
+		return;
+	int got = kvp_extproc_req_decode_parts(b, part + skip, (uint32_t)(3 - skip), &r);
+	KVP_ASSERT(got == rc || rc == KVP_ERR_LIMIT);
+	if (rc != KVP_OK)
+		return;
+	KVP_ASSERT(r.kind == want->kind && r.header_cnt == want->header_cnt &&
+		   r.end_of_stream == want->end_of_stream && r.has_config == want->has_config &&
+		   r.observability_mode == want->observability_mode && same(r.served, want->served));
+	for (uint32_t i = 0; i <= r.body_more_cnt; i++) {
+		struct kvp_extproc_str s = i ? r.body_more[i - 1] : r.body;
+		KVP_ASSERT(at + s.len <= want->body.len);
+		KVP_ASSERT(!s.len || !memcmp(s.p, want->body.p + at, s.len));
+		at += s.len;
+	}
+	KVP_ASSERT(at == want->body.len);
+}
+
 static void request(struct kvp_extproc_dec *a, struct kvp_extproc_dec *b, const uint8_t *data, size_t len)
 {
 	struct kvp_extproc_req r, again;
 	size_t n = 0;
 	int rc = kvp_extproc_req_decode(a, data, len, &r);
 	KVP_ASSERT(rc == KVP_OK || rc == KVP_ERR_PROTO || rc == KVP_ERR_LIMIT);
+	in_parts(b, data, len, rc, &r);
 	if (rc != KVP_OK)
 		return;
 	touch(r.body);
