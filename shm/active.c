@@ -13,7 +13,7 @@
 #define WEIGHT(hi) ((hi) & ((1ULL << LEN_SHIFT) - 1))
 #define HI(cnt, len, w) ((uint64_t)(cnt) << CNT_SHIFT | (uint64_t)((len)-1) << LEN_SHIFT | (w))
 #define RUN KVP_ACTIVE_RUN
-#define AHEAD 16u /* groups between the first touch of a table line and its use: covers memory's latency */
+#define AHEAD 32u /* most groups between the first touch of a table line and its use: covers memory latency */
 #define MISS_MAX 64
 #define ABSENT UINT32_MAX
 
@@ -440,7 +440,9 @@ static uint32_t walk_next(const struct kvp_book *b, struct walk *w, uint64_t *h,
 	const uint64_t *src = &b->key[(uint64_t)g->chunk * CHUNK_KEYS + g->pos % CHUNK_KEYS];
 	for (uint32_t i = 0; i < n; i++)
 		h[i] = kvp_ld_rlx_u64(&src[i]);
-	walk_ahead(b, w);
+	/* Many at once: their address translations overlap, as they can't across the CAS of a group. */
+	if (w->head - w->tail <= AHEAD / 2)
+		walk_ahead(b, w);
 	return n;
 }
 
