@@ -110,6 +110,9 @@ struct kvp_grpc {
 	struct kvp_grpc_stream
 		*halves; /* core's thread: half closes to be reported, or resets that look so */
 
+	struct kvp_grpc_node *burst, *burst_oldest; /* core's thread: events not yet pushed, newest first */
+	uint32_t burst_cnt;
+
 	int event_fd;
 	uint64_t pushed;	      /* newest first: a pointer to struct kvp_grpc_node, 0 = none */
 	struct kvp_grpc_node *taken;  /* io thread, oldest first */

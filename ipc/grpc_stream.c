@@ -16,6 +16,7 @@
 
 #define HALF_LOOKS 8   /* times that nothing came behind a half close, then it is believed */
 #define HALF_OTHERS 64 /* completions after which it is believed anyway */
+#define BURST_MAX 32   /* events of the core that the io thread hears of at once */
 #define HELD_EVENTS 16 /* events handed out, or bytes, for which a send may wait */
 #define HELD_BYTES 32768u
 
@@ -59,17 +60,40 @@ static void out_free(struct kvp_grpc_out *o)
 
 /* Any order of pushes and takes keeps the order of one pusher: the io thread reverses what it takes. The
  * descriptor is written when the list was empty, and cleared by the taker before its last look. */
-void kvp_grpc_push(struct kvp_grpc *g, struct kvp_grpc_node *n)
+static void push_list(struct kvp_grpc *g, struct kvp_grpc_node *newest, struct kvp_grpc_node *oldest)
 {
 	uint64_t head;
 	do { /* pairs with: grpc_stream.c:take_all */
 		head = kvp_ld_acq_u64(&g->pushed);
-		n->next = (struct kvp_grpc_node *)(uintptr_t)head;
-	} while (!kvp_cas_ar_u64(&g->pushed, head, (uint64_t)(uintptr_t)n));
+		oldest->next = (struct kvp_grpc_node *)(uintptr_t)head;
+	} while (!kvp_cas_ar_u64(&g->pushed, head, (uint64_t)(uintptr_t)newest));
 	const uint64_t one = 1;
 	if (!head)
 		while (write(g->event_fd, &one, sizeof(one)) < 0)
 			; /* an eventfd's only failure here is an interruption */
+}
+
+void kvp_grpc_push(struct kvp_grpc *g, struct kvp_grpc_node *n)
+{
+	push_list(g, n, n);
+}
+
+/* The core's thread pushes what comes in one go together: one wake-up, and the answers can leave together. */
+static void push_later(struct kvp_grpc *g, struct kvp_grpc_node *n)
+{
+	n->next = g->burst;
+	if (!g->burst)
+		g->burst_oldest = n;
+	g->burst = n;
+	g->burst_cnt++;
+}
+
+static void push_burst(struct kvp_grpc *g)
+{
+	if (g->burst)
+		push_list(g, g->burst, g->burst_oldest);
+	g->burst = NULL;
+	g->burst_cnt = 0;
 }
 
 static struct kvp_grpc_node *take_all(struct kvp_grpc *g)
@@ -354,7 +378,7 @@ static void on_message(struct kvp_grpc_stream *st, grpc_byte_buffer *bb)
 	st->inbox_cnt++;
 	st->inbox_bytes += n->len;
 	pthread_mutex_unlock(&st->mu);
-	kvp_grpc_push(g, n);
+	push_later(g, n);
 	pthread_mutex_lock(&st->mu);
 	st->reading = 0;
 	int read = may_read(st);
@@ -398,7 +422,7 @@ static void report_halves(struct kvp_grpc *g)
 	while (st) {
 		struct kvp_grpc_stream *next = st->next_half;
 		if (!st->closed)
-			kvp_grpc_push(g, &st->half);
+			push_later(g, &st->half);
 		stream_unref(st);
 		st = next;
 	}
@@ -419,7 +443,7 @@ static void on_close(struct kvp_grpc_stream *st)
 	if (st->faces == KVP_GRPC_SILENT)
 		return;
 	kvp_grpc_count(finished ? &g->n.stream_finished : &g->n.stream_cancelled, 1);
-	kvp_grpc_push(g, &st->closed_node);
+	push_later(g, &st->closed_node);
 }
 
 int kvp_grpc_accept(struct kvp_grpc_listener *l)
@@ -479,7 +503,7 @@ static void on_accept(struct kvp_grpc_stream *st, int success)
 	op.data.recv_close_on_server.cancelled = &st->cancelled;
 	if (!refused) {
 		kvp_grpc_count(&g->n.stream_opened, 1);
-		kvp_grpc_push(g, &st->open);
+		push_later(g, &st->open);
 		st->reading = 1;
 		start_recv(st);
 		start(st, &op, 1, &st->tag_close);
@@ -497,10 +521,14 @@ void *kvp_grpc_core_thread(void *ctx)
 	struct kvp_grpc *g = ctx;
 	uint32_t since = 0, looks = 0;
 	for (;;) {
-		gpr_timespec until =
-			g->halves ? gpr_time_0(GPR_CLOCK_MONOTONIC) : gpr_inf_future(GPR_CLOCK_MONOTONIC);
+		if (g->burst_cnt >= BURST_MAX)
+			push_burst(g);
+		gpr_timespec until = g->halves || g->burst ? gpr_time_0(GPR_CLOCK_MONOTONIC)
+							   : gpr_inf_future(GPR_CLOCK_MONOTONIC);
 		grpc_event ev = grpc_completion_queue_next(g->cq, until, NULL);
-		if (ev.type == GRPC_QUEUE_TIMEOUT && ++looks < HALF_LOOKS) {
+		if (ev.type != GRPC_OP_COMPLETE)
+			push_burst(g);
+		if (ev.type == GRPC_QUEUE_TIMEOUT && g->halves && ++looks < HALF_LOOKS) {
 			sched_yield();
 			continue;
 		}

@@ -2,6 +2,7 @@
 #include "daemons/common/log.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#define HEAP_BLOCK_BYTES (4 << 20)  /* a larger one is mapped on its own */
+#define HEAP_SPARE_BYTES (64 << 20) /* free memory at the end of the heap that stays */
 #define TOUCH_BYTES (1u << 20)	       /* a beat */
 #define TOUCH_FIRST_BYTES (256u << 20) /* before it serves */
 
@@ -163,6 +166,9 @@ static void close_all(struct kvp_epp *x)
 int main(int argc, char **argv)
 {
 	static struct kvp_epp x;
+	/* Bodies come and go all the time: their memory is not to be given back and faulted in again. */
+	mallopt(M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES);
+	mallopt(M_TRIM_THRESHOLD, HEAP_SPARE_BYTES);
 	int rc = kvp_boot_child(argc, argv, KVP_ROLE_EXTPROC, &x.boot);
 	if (rc)
 		return kvp_boot_exit(rc);
