@@ -179,7 +179,7 @@ static void calls(uint32_t at_once)
 	struct kvp_tkz_stat st;
 	kvp_tkz_stat(tkz, &st);
 	report("call", bench_median(t, 5), (double)(body_len + answer_len));
-	printf("# %" PRIu64 " connections, JSON %.1f us of a call (wall)\n", st.connects,
+	printf("# %" PRIu64 " connections, JSON %.1f us of a call\n", st.connects,
 		(double)parse_sum_ns / 300e3);
 	kvp_tkz_close(tkz);
 	kvp_loop_close(loop);

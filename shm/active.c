@@ -613,6 +613,12 @@ void book_purge(struct kvp_book *b, uint32_t idx, uint32_t rank, uint32_t epoch_
 
 /* ---- depth ---- */
 
+void kvp_active_prefetch(const struct kvp_book *b, uint32_t rank_slot, uint64_t first)
+{
+	if (rank_slot < b->rank_max)
+		prefetch(b, book_key(book_dom(b, rank_slot, CTL_EPOCH(book_ctl(b, rank_slot))), first));
+}
+
 /* A block at the start of a group is live exactly if an entry begins with it. */
 static int is_start(const struct kvp_book *b, struct book_dom dom, const uint64_t *h)
 {

@@ -43,4 +43,7 @@
 uint32_t kvp_active_depth(const struct kvp_book *b, uint32_t rank_slot, uint32_t rank_gen,
 	const uint64_t *seq, uint32_t n);
 
+/* kvp_active_prefetch asks for the memory that kvp_active_depth looks at first. first: seq[0]; any reader. */
+void kvp_active_prefetch(const struct kvp_book *b, uint32_t rank_slot, uint64_t first);
+
 #endif

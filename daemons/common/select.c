@@ -76,6 +76,22 @@ uint64_t kvp_sel_clock(const struct kvp_selection *s)
 	return s->times ? kvp_clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
 }
 
+void kvp_sel_hashed(struct kvp_selection *s, uint64_t from)
+{
+	if (!s->times)
+		return;
+	s->times->hash_ns += kvp_sel_clock(s) - from;
+	s->times->hash_cnt++;
+}
+
+void kvp_sel_booked(struct kvp_selection *s, uint64_t from)
+{
+	if (!s->times)
+		return;
+	s->times->book_ns += kvp_sel_clock(s) - from;
+	s->times->book_cnt++;
+}
+
 void kvp_select_seed(struct kvp_selection *s, uint64_t seed)
 {
 	kvp_rng_seed(&s->rng, seed);
@@ -320,6 +336,8 @@ void kvp_sel_read_load(struct kvp_selection *s, uint32_t i)
 	struct kvp_sel_rank *r = &s->rank[i];
 	if (i + PREFETCH_RANKS < s->rank_cnt)
 		kvp_load_prefetch(b, s->rank[i + PREFETCH_RANKS].rank_slot);
+	if (s->set.track_active_blocks == KVP_YES && p->seq_cnt && i + PREFETCH_RANKS / 2 < s->rank_cnt)
+		kvp_active_prefetch(b, s->rank[i + PREFETCH_RANKS / 2].rank_slot, p->seq[0]);
 	kvp_load_read(b, r->rank_slot, &r->load);
 	r->additional_blk = 0;
 	if (s->set.track_active_blocks == KVP_YES)

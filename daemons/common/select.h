@@ -54,8 +54,8 @@ void kvp_select_report(struct kvp_selection *s);
 /* kvp_select_time adds up in *t, from now on, what calls take of the thread's processor time; NULL ends
  * it. */
 struct kvp_select_times {
-	uint64_t hash_ns; /* a prompt's tokens to hashes */
-	uint64_t book_ns; /* entering the booking */
+	uint64_t hash_ns, hash_cnt; /* a prompt's tokens to hashes; spans measured */
+	uint64_t book_ns, book_cnt; /* entering the booking */
 };
 void kvp_select_time(struct kvp_selection *s, struct kvp_select_times *t);
 

@@ -168,8 +168,7 @@ int kvp_sel_book_chosen(struct kvp_selection *s, const struct kvp_select_request
 		a.seen = r->load;
 		uint64_t from = kvp_sel_clock(s);
 		int rc = kvp_resv_book(&s->region->book, h, &a);
-		if (s->times)
-			s->times->book_ns += kvp_sel_clock(s) - from;
+		kvp_sel_booked(s, from);
 		if (rc == KVP_OK) {
 			if (!a.validate)
 				kvp_ctr_add(s->ctr, KVP_CTR_SELECT_UNVALIDATED, 1);

@@ -145,8 +145,11 @@ int kvp_sel_session_bind(struct kvp_selection *s, uint64_t h, uint64_t worker_id
 int kvp_sel_session_bind_kept(
 	struct kvp_selection *s, const char *session, size_t len, uint64_t h, const struct kvp_sel_rank *r);
 
-/* kvp_sel_clock: processor time of the thread while times are wanted, else 0. */
+/* kvp_sel_clock: processor time of the thread while times are wanted, else 0. The others add the time since
+ * then. */
 uint64_t kvp_sel_clock(const struct kvp_selection *s);
+void kvp_sel_hashed(struct kvp_selection *s, uint64_t from);
+void kvp_sel_booked(struct kvp_selection *s, uint64_t from);
 
 /* kvp_sel_scratch makes room for n elements; NULL without memory. */
 void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes);

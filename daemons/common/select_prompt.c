@@ -68,8 +68,7 @@ uint32_t kvp_sel_prompt_more(void *ctx, struct kvp_radix_query *q)
 	n->local_cnt += (uint32_t)kvp_hasher_local(&n->hasher, n->local_cnt, want, out + n->local_cnt);
 	q->local = n->local;
 	q->local_cnt = n->local_cnt;
-	if (s->times)
-		s->times->hash_ns += kvp_sel_clock(s) - from;
+	kvp_sel_hashed(s, from);
 	return n->local_cnt;
 }
 
@@ -100,7 +99,6 @@ int kvp_sel_prompt_finish(struct kvp_selection *s, enum kvp_tristate assume_reus
 	n->local_cnt += (uint32_t)kvp_hasher_local(
 		&n->hasher, n->local_cnt, n->blk_cnt - n->local_cnt, local + n->local_cnt);
 	kvp_hash_chain(NULL, local, n->blk_cnt, seq);
-	if (s->times)
-		s->times->hash_ns += kvp_sel_clock(s) - from;
+	kvp_sel_hashed(s, from);
 	return 0;
 }

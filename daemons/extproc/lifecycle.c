@@ -40,7 +40,7 @@ void kvp_epp_prefill_done(void *ctx)
 	struct kvp_job *j = ctx;
 	uint64_t from = kvp_stage_now(j->is_timed);
 	int status = kvp_selection_prefill_complete(j->x->selection, id_of(j));
-	kvp_stage_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_BOOK_NS, from, 0);
+	kvp_stage_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_BOOK_NS, from);
 	if (j->is_logged)
 		KVP_LOG_I("epp.lifecycle_callback", "operation=prefill_complete reservation=%.*s status=%d",
 			(int)j->id_len, j->id, status);
@@ -137,7 +137,7 @@ void kvp_epp_release(void *ctx)
 			(int)j->id_len, j->id);
 	uint64_t from = kvp_stage_now(j->is_timed);
 	kvp_epp_free_id(j->x, j->id, j->id_len);
-	kvp_stage_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_BOOK_NS, from, 0);
+	kvp_stage_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_BOOK_NS, from);
 	j->id_len = 0;
 	if (j->ask.session_final == KVP_YES && j->ask.session_id.len)
 		kvp_selection_end_session(j->x->selection, KVP_PART_AGGREGATED, j->x->pool.model,

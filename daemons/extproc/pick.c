@@ -188,7 +188,7 @@ static int request_of(struct kvp_job *j, const struct kvp_ask_tokens *t, struct 
 	else
 		status = kvp_ask_prompt(
 			&x->parser, &j->ask, j->pick.body, j->pick.body_len, t, block_size_of(x), &q->prompt);
-	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_HASH_NS, from, 0);
+	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_HASH_NS, from);
 	if (status || kvp_pool_refresh(&x->pool) ||
 		kvp_pool_allow(&x->pool, j->pick.subset_hint, j->pick.subset, j->pick.subset_cnt,
 			&q->allowed_worker_id, &q->allowed_cnt))
@@ -387,16 +387,18 @@ static int submit(struct kvp_job *j, const struct kvp_select_request *q, struct 
 {
 	struct kvp_epp *x = j->x;
 	struct kvp_ctr_column_shm *c = x->boot.ctr;
-	struct kvp_select_times times = {0, 0};
+	struct kvp_select_times t = {0};
 	uint64_t from = kvp_stage_now(j->is_timed);
 	if (!j->is_timed)
 		return kvp_selection_submit(x->selection, q, KVP_SELECT_AND_RESERVE, got, ticket);
-	kvp_select_time(x->selection, &times);
+	kvp_select_time(x->selection, &t);
 	int status = kvp_selection_submit(x->selection, q, KVP_SELECT_AND_RESERVE, got, ticket);
 	kvp_select_time(x->selection, NULL);
-	kvp_stage_add(c, KVP_CTR_EPP_TIMED_SELECT_NS, from, times.hash_ns + times.book_ns);
-	kvp_ctr_add(c, KVP_CTR_EPP_TIMED_HASH_NS, times.hash_ns);
-	kvp_ctr_add(c, KVP_CTR_EPP_TIMED_BOOK_NS, times.book_ns);
+	uint64_t all_ns = kvp_stage_now(1) - from, inner_ns = t.hash_ns + t.book_ns;
+	kvp_stage_sum(c, KVP_CTR_EPP_TIMED_SELECT_NS, all_ns > inner_ns ? all_ns - inner_ns : 0,
+		1 + t.hash_cnt + t.book_cnt);
+	kvp_stage_sum(c, KVP_CTR_EPP_TIMED_HASH_NS, t.hash_ns, t.hash_cnt);
+	kvp_stage_sum(c, KVP_CTR_EPP_TIMED_BOOK_NS, t.book_ns, t.book_cnt);
 	return status;
 }
 
@@ -560,7 +562,7 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 		return;
 	}
 	status = kvp_ask_body(&x->parser, &j->ask, ask->body, ask->body_len);
-	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_JSON_NS, from, 0);
+	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_JSON_NS, from);
 	if (status) {
 		refuse(j, KVP_CTR_EPP_BODY_REFUSED, status, j->ask.err);
 		return;

@@ -278,9 +278,9 @@ static void finish(struct kvp_tkz_call *c, int err)
 		(a.end == KVP_TKZ_UNAVAILABLE && (!c->status || is_good(c->status))) ||
 			a.end == KVP_TKZ_TIMEOUT);
 	if (a.end == KVP_TKZ_OK) {
-		uint64_t from = kvp_clock_mono_ns();
+		uint64_t from = kvp_clock_ns(CLOCK_THREAD_CPUTIME_ID);
 		a.end = read_ids(t, &c->in, &a);
-		a.parse_ns = kvp_clock_mono_ns() - from;
+		a.parse_ns = kvp_clock_ns(CLOCK_THREAD_CPUTIME_ID) - from;
 	} else if (c->status && !is_good(c->status)) {
 		a.detail = error_text(&c->in);
 	}

@@ -55,7 +55,7 @@ struct kvp_tkz_answer { /* pointers valid during the callback */
 		*detail; /* for logs: start of an error body with control bytes replaced, or what is wrong */
 	struct kvp_ask_tokens tokens;
 	uint64_t took_ns;
-	uint64_t parse_ns; /* of it: reading the answer's JSON */
+	uint64_t parse_ns; /* processor time of reading the answer's JSON */
 };
 
 struct kvp_tkz_cfg {		/* strings are borrowed until close */
