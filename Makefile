@@ -90,7 +90,7 @@ ifeq ($(BUILD),tsan)
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http bench-extproc soak lint run run-envoy deps install clean help
+.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http bench-extproc bench-peer soak lint run run-envoy deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -169,7 +169,8 @@ vectors: deps
 	KVP_LONG=1 HTTPD_PROCESSES=1,3 KVP_BUILD_DIR=$(B) $(PROVE) -v -j$(JOBS) --exec '' \
 		$(patsubst %.c,$(B)/%,$(wildcard tests/v_*.c)) tests/s_api_vectors.t
 # Long forms of tests that `make test` runs short: waits, hang-ups, admission, workers that come and go.
-LONG := $(B)/tests/t_select_queue tests/s_queue.t tests/s_cancel.t tests/s_admission.t tests/s_regressions.t
+LONG := $(B)/tests/t_select_queue tests/s_queue.t tests/s_cancel.t tests/s_admission.t tests/s_regressions.t \
+	tests/s_recovery.t
 long: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_LONG=1 KVP_BUILD_DIR=$(B) $(PROVE) -v --exec '' $(LONG)
@@ -194,6 +195,11 @@ bench-http: deps
 bench-extproc: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/tests/helpers/h_envoy $(B)/tests/helpers/h_tokenizer
 	KVP_BUILD_DIR=$(B) bench/bars_extproc.py $(BENCH_ARGS)
+# Between nodes: a dump's MB/s, blocks/s of a recovery.
+BENCH_PEER := b_dump b_recover
+bench-peer: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(addprefix $(B)/bench/,$(BENCH_PEER))
+	@for b in $(BENCH_PEER); do $(B)/bench/$$b || exit 1; done
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC)) tests/s_torture.t
 # Every one-line breakage of the list, in every build that one asks for (about ten minutes).
@@ -222,6 +228,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | run-envoy | test | vectors | long | lint | bench | bench-scale | bench-http | bench-extproc | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | run-envoy | test | vectors | long | lint | bench | bench-scale | bench-http | bench-extproc | bench-peer | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -55,6 +55,7 @@ struct live {
 	char dir[256], build[512];
 	pid_t node, engine;
 	uint16_t port;
+	char peer[64]; /* address to recover the index from; "" = none */
 	struct kvp_attach at;
 	struct kvp_region region;
 	struct live_shared *sh;
@@ -168,7 +169,8 @@ static inline void live_node(struct live *l, uint64_t blocks, uint32_t threads)
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
 	char *argv[] = {program, "run", "--run-dir", l->dir, "--port", port, "--bind", "127.0.0.1",
 		"--max-ranks", "64", "--index-ranks", "64", "--max-blocks", max, "--max-reservations", "4096",
-		"--max-active-blocks", "262144", "--threads", thr, NULL};
+		"--max-active-blocks", "262144", "--threads", thr, l->peer[0] ? "--indexer-peers" : NULL,
+		l->peer, NULL};
 	execve(program, argv, env);
 	_exit(127);
 }
@@ -205,10 +207,9 @@ static inline int live_post(uint16_t port, const char *path, const char *body)
 	return status;
 }
 
-static inline void live_close(struct live *l)
+/* live_close_node ends the node alone. */
+static inline void live_close_node(struct live *l)
 {
-	kvp_st_rel_u64(&l->sh->quit, 1);
-	waitpid(l->engine, NULL, 0);
 	kvp_region_leave(&l->region);
 	kvp_boot_detach(&l->at);
 	kill(l->node, SIGTERM);
@@ -219,6 +220,13 @@ static inline void live_close(struct live *l)
 	if (d)
 		closedir(d);
 	rmdir(l->dir);
+}
+
+static inline void live_close(struct live *l)
+{
+	kvp_st_rel_u64(&l->sh->quit, 1);
+	waitpid(l->engine, NULL, 0);
+	live_close_node(l);
 }
 
 static inline void live_register(struct live *l, uint64_t deadline_ns)

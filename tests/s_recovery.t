@@ -304,6 +304,48 @@ def killed(src):
     peer.shutdown()
 
 
+def signed(text):
+    n = int(text)
+    return n - (1 << 64) if n >= 1 << 63 else n
+
+
+def vectors():
+    """The dumps of index_scenarios.json, and the keys of replica_sync.json, from a peer."""
+    where = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors")
+    with open(os.path.join(where, "index_scenarios.json"), encoding="utf-8") as f:
+        cases = json.load(f)["peer_dumps"]
+    with open(os.path.join(where, "replica_sync.json"), encoding="utf-8") as f:
+        sync = json.load(f)
+    one = {"worker_id": 1, "event": {"event_id": 0, "data": {"stored": {"blocks": [
+        {"block_hash": 5, "tokens_hash": 6}]}}}}
+    for k in sync["dump_keys"]:
+        cases.append({"name": f"key {k['key']!r}", "http_body": {k["key"]: {"block_size": 4, "events": [one]}},
+                      "expect": {"success": not k.get("error"), "query_block_hashes": ["6"],
+                                 "device_blocks": {"1:0": 1}} if not k.get("error") else {"success": False},
+                      "part": (k.get("model"), k.get("group"))})
+    cases.append({"name": "the example", "http_body": json.loads(sync["dump_example_json"]), "part": ("model", "default"),
+                  "expect": {"query_block_hashes": ["11", "12"], "device_blocks": {"1:0": 2}}})
+    for c in cases:
+        want = c["expect"]
+        peer = Peer(json.dumps(c["http_body"]).encode())
+        with joiner(peer.at("good")) as node:
+            good = want.get("success", "original_recovery" not in want)
+            tap.same(ended(node), "recovered" if good else "exhausted", f"{c['name']}: {'taken' if good else 'refused'}")
+            model, group = c.get("part") or ("m", "default")
+            engine = Engine(replay=False)
+            body = engine.body(1, model_name=model, routing_group=group,
+                               block_size=next(iter(c["http_body"].values()), {}).get("block_size", 4))
+            if good and "device_blocks" in want and node.call("POST", "/workers", body)[0] == 201:
+                got = node.call("POST", "/overlap_scores", {
+                    "model_name": model, "routing_group": group, "isl_tokens": 64,
+                    "block_hashes": [signed(h) for h in want["query_block_hashes"]],
+                    "sequence_hashes": list(range(1, 1 + len(want["query_block_hashes"])))})[1]
+                tap.same({f"{w['worker_id']}:{w['dp_rank']}": w["device_blocks"] for w in got.get("workers", [])},
+                         want["device_blocks"], f"{c['name']}: and found")
+            engine.close()
+        peer.shutdown()
+
+
 class Asker:
     """POST /overlap_scores over one connection."""
 
@@ -366,6 +408,7 @@ round_trip(src)
 gate(src)
 hostile(src)
 killed(src)
+vectors()
 src.close()
 same_answers(*((1000000, 10000) if LONG else (48000, 400)))
 sys.exit(tap.done())

@@ -111,7 +111,7 @@ static void cycle_end(struct kvp_drive *d, uint64_t now_ns)
 	d->wait_ns = 2 * d->wait_ns < KVP_DRIVE_WAIT_MAX_NS ? 2 * d->wait_ns : KVP_DRIVE_WAIT_MAX_NS;
 }
 
-static struct kvp_drive_step step(enum kvp_drive_do what, const char *url, uint64_t until_ns)
+static struct kvp_drive_step told(enum kvp_drive_do what, const char *url, uint64_t until_ns)
 {
 	return (struct kvp_drive_step){what, url, until_ns};
 }
@@ -119,7 +119,7 @@ static struct kvp_drive_step step(enum kvp_drive_do what, const char *url, uint6
 struct kvp_drive_step kvp_drive_next(struct kvp_drive *d, uint64_t now_ns)
 {
 	if (!d->is_known || d->state == KVP_DRIVE_TRYING)
-		return step(KVP_DRIVE_WAIT, NULL, UINT64_MAX);
+		return told(KVP_DRIVE_WAIT, NULL, UINT64_MAX);
 	if (d->state == KVP_DRIVE_IDLE || (d->state == KVP_DRIVE_BACK_OFF && now_ns >= d->until_ns))
 		cycle_begin(d);
 	for (uint32_t i = 0; d->state == KVP_DRIVE_CYCLE && i < d->cnt; i++)
@@ -127,13 +127,13 @@ struct kvp_drive_step kvp_drive_next(struct kvp_drive *d, uint64_t now_ns)
 			d->at = i;
 			d->attempts++;
 			d->state = KVP_DRIVE_TRYING;
-			return step(KVP_DRIVE_ATTEMPT, d->peer[i].url, 0);
+			return told(KVP_DRIVE_ATTEMPT, d->peer[i].url, 0);
 		}
 	if (d->state == KVP_DRIVE_CYCLE)
 		cycle_end(d, now_ns);
 	if (d->state == KVP_DRIVE_BACK_OFF)
-		return step(KVP_DRIVE_WAIT, NULL, d->until_ns);
-	return step(d->end, NULL, 0);
+		return told(KVP_DRIVE_WAIT, NULL, d->until_ns);
+	return told(d->end, NULL, 0);
 }
 
 void kvp_drive_result(struct kvp_drive *d, enum kvp_drive_outcome how)
