@@ -86,6 +86,8 @@ static void cycle(uint32_t on, uint32_t n, uint64_t number)
 	kvp_selection_free(node, q.selection_id);
 	rest_ns[on][n] = bench_now_ns() - t1;
 	reserve_ns[on][n] = t1 - t0;
+	while (kvp_lifecycle_tend(&ring))
+		;
 }
 
 static void compare(const char *consumer, uint32_t cycles, int asleep)
@@ -149,6 +151,7 @@ int main(void)
 		wake_fd[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	slots.wake_fd = wake_fd;
 	ring.slots = &slots;
+	ring.wake = KVP_LIFECYCLE_WAKE_LATER; /* as httpd and extproc */
 	for (uint64_t id = 1; id <= 64; id++) {
 		struct kvp_local_worker w = {.worker_id = id,
 			.model = {"default", 7},

@@ -279,7 +279,7 @@ int kvp_lifecycle_claim(struct kvp_lifecycle_ring *l, kvp_owner owner, const str
 }
 
 /* settle ends a claim of the caller: 1, or 0 = it was taken for dead or stalled. */
-static int settle(const struct kvp_lifecycle_ring *l, const struct kvp_lifecycle_claim *c, unsigned state)
+static int settle(struct kvp_lifecycle_ring *l, const struct kvp_lifecycle_claim *c, unsigned state)
 {
 	uint32_t lap = lap_of(l, c->pos);
 	uint64_t *word = &cell_at(l, c->pos)->word, claimed = WORD(c->owner, c->cells, lap, CLAIMED);
@@ -289,8 +289,23 @@ static int settle(const struct kvp_lifecycle_ring *l, const struct kvp_lifecycle
 		/* after the content; pairs with: kvp_lifecycle_next */
 		done = kvp_cas_ar_u64(word, w, WITH_STATE(claimed, state));
 	KVP_POINT("lifecycle:settled");
-	wake_consumer(l);
+	if (l->wake == KVP_LIFECYCLE_WAKE_NOW)
+		wake_consumer(l);
+	else if (!l->owed)
+		l->owed = 1;
 	return done;
+}
+
+int kvp_lifecycle_tend(struct kvp_lifecycle_ring *l)
+{
+	if (l->owed == 1 && kvp_ld_rlx_u32(&l->shm->need)) {
+		l->owed = 2;
+		return 1;
+	}
+	if (l->owed)
+		wake_consumer(l);
+	l->owed = 0;
+	return 0;
 }
 
 /* again puts what the consumer went past, because this process stood still, into the ring a second time: its

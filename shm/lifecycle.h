@@ -67,6 +67,9 @@ struct kvp_lifecycle_rec {
 	char lora[KVP_RESV_LORA_MAX + 1]; /* adapter as told at the booking; NUL added */
 };
 
+/* When a process wakes the consumer: with each record, or when it says so (kvp_lifecycle_tend). */
+enum kvp_lifecycle_wake { KVP_LIFECYCLE_WAKE_NOW, KVP_LIFECYCLE_WAKE_LATER };
+
 struct kvp_lifecycle_shm;
 struct kvp_lifecycle_ring { /* process-local; producers may share it between threads */
 	struct kvp_lifecycle_shm *shm; /* NULL = there is no replica sync */
@@ -75,6 +78,8 @@ struct kvp_lifecycle_ring { /* process-local; producers may share it between thr
 	const struct kvp_book *book;
 	uint64_t cell_mask;
 	uint64_t head_seen; /* producers: the head as it was; relaxed */
+	enum kvp_lifecycle_wake wake;
+	uint32_t owed; /* turns since a wake-up was put off, from 1; 0 = none is owed */
 	/* consumer only */
 	uint64_t stall_at, stall_since_ns, read_ns;
 	uint32_t now_cells; /* of the record that kvp_lifecycle_next gave; 0 = none */
@@ -120,6 +125,12 @@ int kvp_lifecycle_claim(struct kvp_lifecycle_ring *l, kvp_owner owner, const str
 void kvp_lifecycle_ready(
 	struct kvp_lifecycle_ring *l, const struct kvp_lifecycle_claim *c, struct kvp_ctr_column_shm *column);
 void kvp_lifecycle_void(struct kvp_lifecycle_ring *l, const struct kvp_lifecycle_claim *c);
+
+/* kvp_lifecycle_tend makes the wake-up that a process with KVP_LIFECYCLE_WAKE_LATER (wake, set after join;
+ * one thread) put off: what it owes to callers goes first. Call it once a turn of an event loop, after the
+ * callbacks: 1 = a record came in this turn, do not wait but come back when the answers are on their way; 0 =
+ * nothing is owed any more. A process that dies in between leaves the consumer to its own time-out. */
+int kvp_lifecycle_tend(struct kvp_lifecycle_ring *l);
 
 /* ---- consumer ---- */
 

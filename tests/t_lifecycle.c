@@ -335,6 +335,26 @@ static void wakes(void)
 	c = claim(3, &rc);
 	kvp_lifecycle_void(&ring, &c);
 	ok(read(fd[1], &n, 8) == 8, "so does giving it up: what is behind it may come now");
+	ring.wake = KVP_LIFECYCLE_WAKE_LATER;
+	kvp_slot_sleep(&slots);
+	tell(4);
+	ok(read(fd[1], &n, 8) != 8 && kvp_lifecycle_tend(&ring) == 1 && read(fd[1], &n, 8) != 8,
+		"a wake-up that is put off comes after the answers");
+	tell(5);
+	ok(kvp_lifecycle_tend(&ring) == 0 && read(fd[1], &n, 8) == 8, "a turn later, even if more was told");
+	ok(kvp_lifecycle_tend(&ring) == 0, "and only once");
+	kvp_slot_sleep(&slots);
+	uint64_t t = 5 * MS;
+	ok(kvp_lifecycle_next(&ring, t, &rec) == KVP_OK && kvp_lifecycle_rest(&ring, t) == 1,
+		"a consumer that had a record looks again soon");
+	tell(6);
+	ok(kvp_lifecycle_tend(&ring) == 0 && kvp_lifecycle_tend(&ring) == 0 && read(fd[1], &n, 8) != 8,
+		"and is not woken");
+	ok(kvp_lifecycle_rest(&ring, t + KVP_LIFECYCLE_LINGER_NS) == KVP_SLEEP_MAX_MS,
+		"one that had none for a while sleeps");
+	tell(7);
+	ok(kvp_lifecycle_tend(&ring) == 1 && kvp_lifecycle_tend(&ring) == 0 && read(fd[1], &n, 8) == 8,
+		"and is woken");
 	for (int i = 0; i < 8; i++)
 		close(fd[i]);
 	ring.slots = NULL;

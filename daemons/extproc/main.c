@@ -28,10 +28,11 @@ static void on_wake(void *ctx, int fd)
 static int before_sleep(void *ctx)
 {
 	struct kvp_epp *x = ctx;
+	int more = kvp_lifecycle_tend(&x->boot.region->lifecycle);
 	if (!x->parked && !x->queued_cnt)
-		return 0;
+		return more;
 	kvp_slot_sleep(x->boot.slots);
-	return kvp_epp_retry(x) | kvp_epp_poll(x);
+	return more | kvp_epp_retry(x) | kvp_epp_poll(x);
 }
 
 static void on_signal(void *ctx, int fd)
@@ -146,6 +147,7 @@ static int open_all(struct kvp_epp *x)
 	if (rc)
 		return rc;
 	kvp_loop_before_sleep(x->loop, before_sleep, x);
+	x->boot.region->lifecycle.wake = KVP_LIFECYCLE_WAKE_LATER;
 	kvp_radix_touch(&x->boot.region->radix, &x->touch, TOUCH_FIRST_BYTES);
 	return kvp_epp_server_open(x);
 }

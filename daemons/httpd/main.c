@@ -44,10 +44,11 @@ static void on_wake(void *ctx, int fd)
 static int before_sleep(void *ctx)
 {
 	struct kvp_httpd *h = ctx;
+	int more = kvp_lifecycle_tend(&h->boot.region->lifecycle);
 	if (!h->pending && !h->parked && !h->waits && !h->dumps.first && !h->hints)
-		return 0;
+		return more;
 	kvp_slot_sleep(h->boot.slots);
-	return kvp_httpd_poll_commands(h) | kvp_httpd_retry(h) | kvp_httpd_wait_poll(h) |
+	return more | kvp_httpd_poll_commands(h) | kvp_httpd_retry(h) | kvp_httpd_wait_poll(h) |
 	       kvp_httpd_hint_poll(h) | kvp_dumps_poll(&h->dumps);
 }
 
@@ -206,6 +207,7 @@ static int open_all(struct kvp_httpd *h)
 	if (rc)
 		return rc;
 	kvp_loop_before_sleep(h->loop, before_sleep, h);
+	h->boot.region->lifecycle.wake = KVP_LIFECYCLE_WAKE_LATER;
 	const struct kvp_config_derived *eff = &h->boot.config->eff;
 	if (eff->api_port)
 		rc = open_server(h, eff->api_port, kvp_httpd_request, &h->api);

@@ -32,7 +32,7 @@ enum {
 };
 #define RECOVERY_SPARE_MS 60000ull /* a peer daemon is restarted within that */
 #define RECOVERY_MS_MAX 1000000000ull
-#define EXPIRE_EVERY_NS 60000000000ull
+#define EXPIRE_EVERY_S 60 /* or as often as the limit itself: then nothing counts twice as long */
 #define LAPSES_A_LEASE 12 /* looks for leases that ran out */
 #define GAUGES_EVERY_NS 1000000000ull
 #define SLOW_TURN_NS 10000000ull
@@ -329,6 +329,12 @@ static int has_operations(struct daemon *d)
 	return 0;
 }
 
+static uint64_t expire_every_ns(const struct kvp_config *c)
+{
+	uint64_t limit_s = c->active_request_expiry_secs;
+	return (limit_s < EXPIRE_EVERY_S ? limit_s : EXPIRE_EVERY_S) * 1000000000ull;
+}
+
 static void timers(struct daemon *d, uint64_t now)
 {
 	const struct kvp_config *c = d->boot.config;
@@ -347,7 +353,7 @@ static void timers(struct daemon *d, uint64_t now)
 			&d->boot.region->book, now, c->active_request_expiry_secs * 1000000000ull);
 		kvp_ctr_add(d->boot.ctr, KVP_CTR_IDX_EXPIRED, n);
 		kvp_queue_nudge(&d->boot.region->queue); /* also the recheck of whoever was overlooked */
-		d->expire_ns = now + EXPIRE_EVERY_NS;
+		d->expire_ns = now + expire_every_ns(c);
 	}
 	if (c->eff.epp_on && now >= d->lapse_ns) {
 		uint64_t lease_ns = c->lease_secs * 1000000000ull;
@@ -398,7 +404,7 @@ static void signals(struct daemon *d)
 static void run(struct daemon *d)
 {
 	uint64_t now = kvp_clock_mono_ns();
-	d->expire_ns = now + EXPIRE_EVERY_NS;
+	d->expire_ns = now + expire_every_ns(d->boot.config);
 	kvp_book_publish(&d->boot.region->book, &d->boot.region->lifecycle); /* leases that run out */
 	while (d->idx.state != KVP_IDX_STOPPING) {
 		uint64_t start = now;

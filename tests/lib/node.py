@@ -64,9 +64,9 @@ def wait_for(what, seconds=10.0):
         time.sleep(0.01)
 
 
-def call(port, method, path, body=None, headers=None, timeout=30.0):
+def call(port, method, path, body=None, headers=None, timeout=30.0, host="127.0.0.1"):
     """One HTTP exchange on a fresh connection: (status, parsed JSON or text)."""
-    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    conn = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         head = dict(headers or {})
         if body is not None and not isinstance(body, (bytes, str)):
@@ -86,6 +86,7 @@ def call(port, method, path, body=None, headers=None, timeout=30.0):
 class Node:
     """`kvpick run` with its children. Use as a context manager; leaving it stops the node and checks that it
     ends with exit code 0 when asked to."""
+    host = "127.0.0.1"  # where its ports are reached
 
     def __init__(self, *args, env=None, quiet=True, before=()):
         self.dir = tempfile.TemporaryDirectory(prefix="kvpick-test-")
@@ -113,12 +114,12 @@ class Node:
         if self.proc.poll() is not None:
             return False
         try:
-            return call(self.port, "GET", "/health", timeout=2)[0] == 200
+            return call(self.port, "GET", "/health", timeout=2, host=self.host)[0] == 200
         except OSError:
             return False
 
     def call(self, method, path, body=None, **kw):
-        return call(self.port, method, path, body, **kw)
+        return call(self.port, method, path, body, host=self.host, **kw)
 
     def ctl(self, *args):
         """kvpickctl: (exit code, output)."""
