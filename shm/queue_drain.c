@@ -92,6 +92,18 @@ void kvp_queue_turns_set(struct kvp_queue *q, uint32_t part, const struct kvp_dr
 		kvp_st_rlx_u64(&p->deficit[i], d->deficit[i]);
 }
 
+/* again asks the owner of a taken record to claim its id anew. */
+static void again(struct kvp_queue *q, uint32_t idx)
+{
+	uint64_t s = kvp_ld_acq_u64(&q->state[idx]);
+	uint32_t owner = KVP_OWNER_SLOT(kvp_ld_rlx_u32(&q->rec[idx].owner));
+	kvp_st_rlx_u64(&q->rec[idx].booked, 0);
+	if (!(s & Q_ABANDONED) && q_move(q, idx, s, owner, Q_RETRY))
+		q_ready(q, idx);
+	else
+		q_release(q, idx);
+}
+
 int kvp_queue_take(struct kvp_queue *q, struct kvp_book *b, uint64_t h, uint64_t *resv)
 {
 	uint32_t idx = Q_IDX(h);
@@ -101,8 +113,11 @@ int kvp_queue_take(struct kvp_queue *q, struct kvp_book *b, uint64_t h, uint64_t
 	KVP_POINT("queue:taken");
 	q_count(q, idx, Q_COUNT_OUT);
 	*resv = kvp_ld_rlx_u64(&q->rec[idx].resv);
-	if (*resv && kvp_resv_hand(b, *resv) != KVP_OK) { /* the owner was swept just now */
-		q_release(q, idx);
+	if (*resv && kvp_resv_hand(b, *resv) != KVP_OK) {
+		if (kvp_resv_abandon(b, *resv) == KVP_OK)
+			again(q, idx); /* ousted: its owner learns by claiming anew that the id is taken */
+		else
+			q_release(q, idx); /* the owner was swept just now */
 		return KVP_ERR_NOTFOUND;
 	}
 	KVP_POINT("queue:handed");

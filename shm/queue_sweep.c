@@ -27,7 +27,8 @@ static void sweep_taken(
 		if (!q_move(q, idx, s, KVP_OWNER_SLOT(owner), Q_QUEUED))
 			q_count(q, idx, Q_COUNT_OUT);
 	} else {
-		kvp_resv_free(b, resv); /* booked and never answered */
+		if (kvp_resv_abandon(b, resv) != KVP_OK) /* ousted */
+			kvp_resv_free(b, resv);		 /* booked and never answered */
 		KVP_POINT("queue:sweep_freed");
 		if (q_move(q, idx, s, KVP_OWNER_SLOT(owner), Q_RETRY))
 			q_ready(q, idx);

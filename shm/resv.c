@@ -288,11 +288,34 @@ static uint64_t state_of(const struct kvp_book *b, uint64_t h)
 int kvp_resv_abandon(struct kvp_book *b, uint64_t h)
 {
 	uint64_t s = state_of(b, h);
-	if (S_BASE(s) != ST_CLAIM)
+	if (S_BASE(s) != ST_CLAIM && S_BASE(s) != ST_ABORT)
 		return KVP_ERR_NOTFOUND;
 	kvp_st_rlx_u32(&b->resv[H_IDX(h)].flags, 0); /* of a booking that failed */
 	book_release(b, H_IDX(h));
 	return KVP_OK;
+}
+
+/* The claimer may be writing its entry just now and believes that it is alone: so the entry stays its own,
+ * and only the step to the booking fails. */
+int kvp_resv_oust(struct kvp_book *b, const void *id, size_t id_len)
+{
+	if (!id || id_len == 0 || id_len > KVP_RESV_ID_MAX)
+		return KVP_ERR_NOTFOUND;
+	struct id_hash x = id_hash(b, id, id_len);
+	uint32_t end = id_reach(b);
+	for (uint32_t i = 0; i < end; i++) {
+		uint32_t idx = (x.home + i) & (b->id_cnt - 1);
+		struct kvp_u128 *p = &b->id[idx].p;
+		if (kvp_ld_acq_u64(&p->hi) != x.tag)
+			continue;
+		uint64_t s = kvp_ld_acq_u64(&p->lo);
+		if (S_BASE(s) != ST_CLAIM || kvp_ld_rlx_u64(&b->resv[idx].hash_lo) != x.lo)
+			continue;
+		KVP_POINT("book:oust");
+		if (kvp_cas_ar_u64(&p->lo, s, s_to(s, ST_ABORT, S_SLOT(s))))
+			return KVP_OK;
+	}
+	return KVP_ERR_NOTFOUND;
 }
 
 int kvp_resv_hand(struct kvp_book *b, uint64_t h)
@@ -402,6 +425,12 @@ static int book_blocks(struct kvp_book *b, uint32_t idx, uint64_t ctl)
 	return KVP_OK;
 }
 
+/* Ousted, or swept: the caller was taken for dead. */
+static int no_claim(const struct kvp_book *b, uint64_t h)
+{
+	return S_BASE(state_of(b, h)) == ST_ABORT ? KVP_ERR_EXISTS : KVP_ERR_NOTFOUND;
+}
+
 static int book_run(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a)
 {
 	if (a->rank_slot >= b->rank_max || a->seq_cnt > KVP_RESV_SEQ_MAX || (a->seq_cnt && !a->seq))
@@ -409,7 +438,7 @@ static int book_run(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a
 	uint32_t idx = H_IDX(h);
 	uint64_t s = state_of(b, h);
 	if (S_BASE(s) != ST_CLAIM)
-		return KVP_ERR_NOTFOUND;
+		return no_claim(b, h);
 	uint64_t ctl = book_ctl(b, a->rank_slot);
 	if (CTL_GEN(ctl) != a->rank_gen || CTL_STATE(ctl) != KVP_CTL_OPEN)
 		return refusal(b, ctl, a->rank_gen);
@@ -429,7 +458,7 @@ static int book_run(struct kvp_book *b, uint64_t h, const struct kvp_resv_ask *a
 	if ((a->flags & KVP_RESV_TRACK_PREFILL) && a->prefill_tok)
 		n |= FL_TOK;
 	if (!kvp_cas_ar_u64(book_state(b, idx), s, n))
-		return KVP_ERR_NOTFOUND; /* swept: the caller was taken for dead */
+		return no_claim(b, h);
 	KVP_POINT("book:intent");
 	switch (book_apply(b, idx, n, ctl, a->validate ? &a->seen : NULL)) {
 	case APPLY_FENCED:

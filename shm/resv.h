@@ -81,9 +81,14 @@ int kvp_resv_claim(struct kvp_book *b, kvp_owner owner, const void *id, size_t i
 int kvp_resv_claim_for(struct kvp_book *b, kvp_owner owner, const void *id, size_t id_len, const void *lora,
 	size_t lora_len, uint64_t *h);
 
-/* kvp_resv_abandon gives a claim up: the id is free again. KVP_ERR_NOTFOUND if h is not a claim (booked
- * reservations end by kvp_resv_free). Claimer only. */
+/* kvp_resv_abandon gives a claim up, also one that was ousted: the id is free again. KVP_ERR_NOTFOUND if h is
+ * not a claim (booked reservations end by kvp_resv_free). Claimer only. */
 int kvp_resv_abandon(struct kvp_book *b, uint64_t h);
+
+/* kvp_resv_oust takes an id away from a claim that is not booked yet: the claimer's kvp_resv_book answers
+ * KVP_ERR_EXISTS from now on, and it abandons what is left; the id may be claimed at once. KVP_ERR_NOTFOUND
+ * if there is no such claim (any more). Lock-free; who mirrors bookings of replicas, which win. */
+int kvp_resv_oust(struct kvp_book *b, const void *id, size_t id_len);
 
 /* kvp_resv_hand makes the caller (the owner of b's handle) the performer of a claim that another process
  * made: it books or abandons it from now on, and its death gives the claim up. Whose booking it will be does
@@ -100,6 +105,7 @@ int kvp_resv_is_booked(const struct kvp_book *b, uint64_t h);
  *         so the caller books again or abandons:
  *         KVP_ERR_AGAIN    validate is set and the load moved since seen, or the rank is being recounted:
  *         pick again KVP_ERR_NOTFOUND rank closed, another generation, or h is not a claim
+ *         KVP_ERR_EXISTS   the claim was ousted: abandon it
  *         KVP_ERR_FULL     no room for the sequence hashes or the active blocks
  *         KVP_ERR_INVAL    rank_slot or seq_cnt out of range
  * cost    constant plus about 10 ns a block. blocks no (lock-free). who claimer only.

@@ -145,6 +145,8 @@ int kvp_sel_booking_failed(struct kvp_selection *s, int rc, uint64_t worker_id)
 	if (rc == KVP_ERR_NOTFOUND)
 		return kvp_sel_fail(
 			s, 500, "selected worker %" PRIu64 " is no longer schedulable", worker_id);
+	if (rc == KVP_ERR_EXISTS)
+		return kvp_sel_fail(s, 409, "a replica has booked the selection_id: the claim was replaced");
 	if (rc == KVP_ERR_INVAL)
 		return kvp_sel_fail(s, 400, "the prompt has too many blocks to be booked");
 	return kvp_sel_fail(s, 503, "worker %" PRIu64 " is being recounted; try again", worker_id);

@@ -8,7 +8,7 @@
 #include <xxhash.h>
 
 #define BUSY_MAX 20000 /* looks at a rank that is being counted anew: about a millisecond */
-#define CLAIM_MAX 16
+#define CLAIM_MAX 1000
 #define SHADOW_BYTES 5 /* in front of the id of a booking that cannot have its own name: no UTF-8 */
 
 const char *kvp_mirror_text(enum kvp_mirror_result r)
@@ -145,6 +145,11 @@ static enum kvp_mirror_result claim(
 		int rc = kvp_resv_claim_for(b, m->owner, e->id.ptr, e->id.len, e->lora.ptr, lora_len, h);
 		if (rc == KVP_ERR_EXISTS && find(m, part, e->id))
 			return KVP_MIRROR_DUPLICATE;
+		if (rc == KVP_ERR_EXISTS && kvp_resv_oust(b, e->id.ptr, e->id.len) == KVP_OK) {
+			if (m->ctr)
+				kvp_ctr_add(m->ctr, KVP_CTR_PEER_OUSTED, 1);
+			continue;
+		}
 		if (rc == KVP_ERR_EXISTS && kvp_resv_find(b, e->id.ptr, e->id.len, &other) == KVP_OK) {
 			size_t len = shadow_of(part, e->id, shadow);
 			rc = !len ? KVP_ERR_INVAL
@@ -156,6 +161,7 @@ static enum kvp_mirror_result claim(
 			return KVP_MIRROR_FULL;
 		if (rc != KVP_ERR_EXISTS)
 			return KVP_MIRROR_BAD_ID;
+		kvp_pause(); /* being freed, or claimed, just now */
 	}
 	return KVP_MIRROR_BUSY;
 }
