@@ -17,6 +17,8 @@ struct cl_conn {
 	struct kvp_http_call *call;
 	struct kvp_addr addr;
 	struct kvp_sock sock;
+	struct kvp_tls_client *tls_of; /* NULL = plain text */
+	struct kvp_tls_conn *tls;      /* once it is connected */
 	struct kvp_timer idle;
 	struct kvp_http_head head;
 	struct kvp_http_chunk chunk;
@@ -25,7 +27,8 @@ struct cl_conn {
 	uint8_t state, reused, sending;
 	uint8_t got;	   /* a byte of the response came */
 	uint8_t head_done; /* its final head is complete */
-	uint8_t in_recv;   /* our frame is on the stack: closing leaves the memory to it */
+	uint8_t in_recv;   /* frames of ours on the stack: closing leaves the memory to the outermost */
+	uint8_t tls_up;	   /* its handshake is done */
 	uint8_t closed;
 };
 
@@ -48,6 +51,7 @@ struct kvp_http_client {
 	struct kvp_http_client_stat stat;
 	struct cl_conn *busy, *idle;
 	struct kvp_http_call *call;
+	char why[200];
 };
 
 static void conn_unlink(struct cl_conn *c)
@@ -68,6 +72,7 @@ static void conn_link(struct cl_conn *c, struct cl_conn **list)
 
 static void conn_release(struct cl_conn *c)
 {
+	kvp_tls_conn_free(c->tls);
 	kvp_http_head_free(&c->head);
 	free(c);
 }
@@ -121,12 +126,30 @@ static void on_idle_end(void *ctx, struct kvp_timer *t)
 	conn_close(ctx);
 }
 
+/* tls_flush sends what TLS has to say, as soon as nothing else is being sent. */
+static int tls_flush(struct cl_conn *c)
+{
+	char *buf = NULL;
+	size_t len = 0;
+	if (c->sending)
+		return KVP_OK;
+	int rc = kvp_tls_conn_out(c->tls, &buf, &len);
+	if (rc || !len)
+		return rc;
+	c->sending = 1;
+	return kvp_sock_send(&c->sock, buf, 0, len);
+}
+
 /* The request is kept until an answer begins, for the one retry; what is sent is a copy where that can
  * happen. */
 static int request_send(struct cl_conn *c)
 {
 	struct kvp_http_call *k = c->call;
 	char *buf = k->req.p;
+	if (c->tls) {
+		c->tx_mark = c->sock.tx_bytes;
+		return kvp_tls_conn_write(c->tls, k->req.p, k->req.len) ? KVP_ERR_SYS : tls_flush(c);
+	}
 	if (c->reused) {
 		buf = malloc(k->req.len);
 		if (!buf)
@@ -149,6 +172,7 @@ static int conn_new(struct kvp_http_client *cl, struct kvp_http_call *k)
 		return KVP_ERR_SYS;
 	c->cl = cl;
 	c->addr = k->addr;
+	c->tls_of = k->cfg.tls;
 	c->head.line_max = c->head.header_max = cl->cfg.head_max_bytes;
 	if (kvp_sock_connect(cl->loop, &c->sock, &c->addr, &conn_ops, c)) {
 		int err = errno;
@@ -165,6 +189,17 @@ static int conn_new(struct kvp_http_client *cl, struct kvp_http_call *k)
 	return KVP_OK;
 }
 
+static void tls_begin(struct cl_conn *c)
+{
+	c->tls = kvp_tls_conn_new(c->tls_of);
+	if (!c->tls || kvp_tls_conn_handshake(c->tls) != KVP_ERR_AGAIN || tls_flush(c)) {
+		errno = c->tls ? EPROTO : ENOMEM;
+		call_done(c->call, KVP_ERR_SYS);
+		return;
+	}
+	kvp_sock_recv_start(&c->sock);
+}
+
 static void on_connect(void *ctx, struct kvp_sock *s, int err)
 {
 	struct cl_conn *c = ctx;
@@ -174,6 +209,10 @@ static void on_connect(void *ctx, struct kvp_sock *s, int err)
 		conn_close(c);
 		errno = -err;
 		call_done(k, KVP_ERR_SYS);
+		return;
+	}
+	if (c->tls_of) {
+		tls_begin(c);
 		return;
 	}
 	c->state = CL_RUNNING;
@@ -192,6 +231,8 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 	(void)err; /* what the server said before it stopped reading still comes; the end of stream decides */
 	free(buf);
 	c->sending = 0;
+	if (c->tls && !err && tls_flush(c))
+		kvp_sock_shutdown(&c->sock); /* no memory: the peer ends it */
 }
 
 /* The connection ended under its call. */
@@ -328,10 +369,15 @@ static void on_recv_idle(struct cl_conn *c)
 	conn_close(c);
 }
 
-static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len)
+/* leave ends a frame that works on c. */
+static void leave(struct cl_conn *c)
 {
-	struct cl_conn *c = ctx;
-	(void)s;
+	if (--c->in_recv == 0 && c->closed)
+		conn_release(c);
+}
+
+static void plain_in(struct cl_conn *c, const char *data, int64_t len)
+{
 	if (c->state == CL_IDLE) {
 		on_recv_idle(c); /* its end, or bytes that nobody asked for */
 		return;
@@ -350,7 +396,7 @@ static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len
 	}
 	c->got = 1;
 	uint64_t used = 0;
-	c->in_recv = 1;
+	c->in_recv++;
 	int rc = response_in(c, data, (uint64_t)len, &used);
 	if (c->call) {
 		if (rc == KVP_OK)
@@ -358,9 +404,77 @@ static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len
 		else if (rc != KVP_ERR_AGAIN)
 			call_done(c->call, rc);
 	}
-	c->in_recv = 0;
-	if (c->closed)
-		conn_release(c);
+	leave(c);
+}
+
+/* tls_end: the connection has ended, or what comes is no TLS. */
+static void tls_end(struct cl_conn *c)
+{
+	if (c->state == CL_CONNECTING) {
+		snprintf(c->cl->why, sizeof(c->cl->why), "%s",
+			kvp_tls_conn_why(c->tls)[0] ? kvp_tls_conn_why(c->tls) : "broken off");
+		errno = EPROTO;
+		call_done(c->call, KVP_ERR_SYS);
+	} else {
+		plain_in(c, NULL, -EPROTO); /* also in place of an end that the peer did not announce */
+	}
+}
+
+/* tls_handshake goes on with it: 1 when it is done and the request is on its way. */
+static int tls_handshake(struct cl_conn *c)
+{
+	int rc = kvp_tls_conn_handshake(c->tls);
+	if (rc && rc != KVP_ERR_AGAIN) {
+		(void)tls_flush(c); /* its alert, if it can be sent */
+		tls_end(c);
+		return 0;
+	}
+	c->tls_up = rc == KVP_OK;
+	c->state = c->tls_up ? CL_RUNNING : CL_CONNECTING;
+	if (c->tls_up ? request_send(c) : tls_flush(c)) {
+		errno = ENOMEM;
+		call_done(c->call, KVP_ERR_SYS);
+		return 0;
+	}
+	if (c->tls_up && c->call->paused)
+		kvp_sock_recv_stop(&c->sock);
+	return c->tls_up;
+}
+
+static void tls_in(struct cl_conn *c, const char *data, int64_t len)
+{
+	char text[16384];
+	size_t n = 0;
+	if (len <= 0 || kvp_tls_conn_in(c->tls, data, (size_t)len)) {
+		tls_end(c);
+		return;
+	}
+	if (!c->tls_up && !tls_handshake(c))
+		return;
+	int rc = KVP_OK;
+	while (!rc && !c->closed) {
+		rc = kvp_tls_conn_read(c->tls, text, sizeof(text), &n);
+		if (rc == KVP_OK)
+			plain_in(c, text, (int64_t)n);
+		else if (rc == KVP_ERR_CLOSED)
+			plain_in(c, NULL, 0);
+		else if (rc != KVP_ERR_AGAIN)
+			tls_end(c);
+	}
+	if (!c->closed)
+		(void)tls_flush(c);
+}
+
+static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len)
+{
+	struct cl_conn *c = ctx;
+	(void)s;
+	c->in_recv++;
+	if (c->tls)
+		tls_in(c, data, len);
+	else
+		plain_in(c, data, len);
+	leave(c);
 }
 
 static const struct kvp_sock_ops conn_ops = {
@@ -379,7 +493,8 @@ static int idle_take(struct kvp_http_client *cl, struct kvp_http_call *k)
 {
 	for (struct cl_conn *c = cl->idle, *next; c; c = next) {
 		next = c->next;
-		if (c->addr.len != k->addr.len || memcmp(&c->addr.ss, &k->addr.ss, c->addr.len) != 0)
+		if (c->tls_of != k->cfg.tls || c->addr.len != k->addr.len ||
+			memcmp(&c->addr.ss, &k->addr.ss, c->addr.len) != 0)
 			continue;
 		if (is_stale(c)) {
 			on_recv_idle(c);
@@ -573,6 +688,11 @@ void kvp_http_client_close(struct kvp_http_client *cl)
 	while (cl->idle)
 		conn_close(cl->idle);
 	free(cl);
+}
+
+const char *kvp_http_client_why(const struct kvp_http_client *c)
+{
+	return c->why;
 }
 
 const struct kvp_http_client_stat *kvp_http_client_stat(const struct kvp_http_client *c)

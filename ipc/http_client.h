@@ -9,6 +9,9 @@
  * Retry      an idle connection that its server closed is noticed before use. A reused one that dies before
  *            the first response byte: once again on a fresh connection. Nothing else is repeated. Redirects
  *            are ordinary responses.
+ * TLS        as the call says; idle connections are reused for calls with the same kvp_tls_client only. A
+ *            handshake that fails is a connection that can't be made (errno EPROTO, and kvp_http_client_why).
+ *            A response without a length must end with the peer's word that it is done.
  * Strict     Content-Length twice or with Transfer-Encoding, other transfer codings, broken chunks, control
  *            bytes: KVP_ERR_PROTO and the connection is closed.
  * Lifetime   open to close; close cancels all calls.
@@ -20,6 +23,7 @@
 
 #include <stdint.h>
 #include "ipc/loop.h"
+#include "ipc/tls_client.h"
 
 struct kvp_http_client;
 struct kvp_http_call; /* alive until on_done returns or the cancel */
@@ -38,6 +42,7 @@ struct kvp_http_client_stat {
 struct kvp_http_call_cfg { /* zero the struct; strings are copied */
 	const char *host;  /* IP literal, or "unix:/path" (port ignored) */
 	uint16_t port;
+	struct kvp_tls_client *tls; /* NULL = plain text; outlives the client */
 	const char *method;    /* NULL = GET */
 	const char *path;      /* target as sent, starts with '/' */
 	const char *authority; /* Host header; NULL = host:port, "localhost" for unix */
@@ -59,6 +64,8 @@ struct kvp_http_call_cfg { /* zero the struct; strings are copied */
 int kvp_http_client_open(
 	struct kvp_loop *l, const struct kvp_http_client_cfg *cfg, struct kvp_http_client **out);
 void kvp_http_client_close(struct kvp_http_client *c); /* NULL is fine; not from a callback of the client */
+/* kvp_http_client_why: why the last failed TLS handshake failed; "" = none has. */
+const char *kvp_http_client_why(const struct kvp_http_client *c);
 const struct kvp_http_client_stat *kvp_http_client_stat(const struct kvp_http_client *c);
 
 /* kvp_http_call starts a call. *out may be NULL. KVP_ERR_INVAL (host, control bytes in method, path, headers,

@@ -45,14 +45,20 @@ static const char *unix_set(struct kvp_http_url *u, const char *s)
 
 const char *kvp_http_url_parse(struct kvp_http_url *u, const char *text)
 {
-	memset(u, 0, sizeof(*u));
 	if (strncmp(text, "https://", 8) == 0)
 		return "begins with https://, which this version cannot speak to a service";
-	if (strncmp(text, "http://", 7) != 0)
-		return "does not begin with http://";
-	const char *s = text + 7;
+	return kvp_http_url_parse_any(u, text);
+}
+
+const char *kvp_http_url_parse_any(struct kvp_http_url *u, const char *text)
+{
+	memset(u, 0, sizeof(*u));
+	u->is_https = strncmp(text, "https://", 8) == 0;
+	if (!u->is_https && strncmp(text, "http://", 7) != 0)
+		return "does not begin with http:// or https://";
+	const char *s = text + 7 + u->is_https;
 	if (strncmp(s, "unix:/", 6) == 0)
-		return unix_set(u, s + 5);
+		return u->is_https ? "has a socket behind https://" : unix_set(u, s + 5);
 	size_t len = strcspn(s, "/?#");
 	const char *host = s, *end = s + len, *colon;
 	if (memchr(s, '@', len))
@@ -70,7 +76,7 @@ const char *kvp_http_url_parse(struct kvp_http_url *u, const char *text)
 	size_t host_len = (size_t)(end - host), rest = (size_t)(s + len - colon);
 	if (!host_len || host_len >= sizeof(u->host) - 8)
 		return "has no host, or one that is too long";
-	u->port = 80;
+	u->port = u->is_https ? 443 : 80;
 	if (rest && (*colon != ':' || rest > 6 || !port_of(colon + 1, rest - 1, &u->port)))
 		return "has a bad port";
 	memcpy(u->host, host, host_len);

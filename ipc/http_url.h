@@ -1,4 +1,4 @@
-/* ipc/http_url.h — an http:// address of the configuration, taken apart for ipc/http_client.h.
+/* ipc/http_url.h — an http:// or https:// address of the configuration, taken apart for ipc/http_client.h.
  *
  * Shape      a plain struct.
  * Truth      the text.
@@ -19,8 +19,10 @@ struct kvp_http_url {
 	char authority[300]; /* of the Host header */
 	char base[1024];     /* path before the endpoint's, no slash behind; may be empty */
 	uint16_t port;
+	uint16_t is_https;
 };
 /* kvp_http_url_parse: NULL, or what is wrong. Query and fragment of the address are left out, and one slash
- * at the end of its path. */
+ * at the end of its path. Addresses of https are refused; kvp_http_url_parse_any takes them, too. */
 const char *kvp_http_url_parse(struct kvp_http_url *u, const char *text);
+const char *kvp_http_url_parse_any(struct kvp_http_url *u, const char *text);
 #endif

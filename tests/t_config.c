@@ -167,7 +167,8 @@ static void bad_values(void)
 	BAD("", "KVPICK_INSTANCE=a/b", "KVPICK_INSTANCE;A-Z");
 	BAD("", "KVPICK_INSTANCE=a123456789012345678901234567890123", "too long");
 	BAD("", "DYN_EPP_TOKENIZER_SERVICE_URL=unix:///x", "http://");
-	BAD("", "DYN_EPP_TOKENIZER_SERVICE_URL=https://h", "no TLS");
+	BAD("", "DYN_EPP_TOKENIZER_SERVICE_URL=https://", "no host");
+	BAD("", "KVPICK_EPP_TOKENIZER_CA_FILE=/nonexistent", "KVPICK_EPP_TOKENIZER_CA_FILE");
 	BAD("", "DYN_EPP_TOKENIZER_SERVICE_URL=http://unix:/", "socket path");
 	BAD("", "DYN_EPP_TOKENIZER_SERVICE_URL=http://unix:/s:8000", "behind the socket");
 	BAD("", "KVPICK_EPP_LISTEN=0.0.0.0:1,unix:rel", "unix:");

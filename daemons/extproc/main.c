@@ -114,6 +114,7 @@ static int open_tokenizer(struct kvp_epp *x)
 		return rc;
 	struct kvp_tkz_cfg t = {.protocol = (enum kvp_config_tokenizer)cfg->tokenizer_protocol,
 		.url = cfg->tokenizer_url,
+		.ca_file = cfg->tokenizer_ca_file,
 		.token_file = cfg->tokenizer_token_file,
 		.model = cfg->model_name,
 		.timeout_ns = cfg->tokenization_timeout_ms * 1000000,

@@ -1,5 +1,6 @@
 /* From a complete request to its worker: checks in their order, tokenizer, selection, waiting. */
 #include "daemons/extproc/extproc.h"
+#include "daemons/common/log.h"
 #include "ipc/json_in.h"
 
 #include <stdio.h>
@@ -472,9 +473,23 @@ int kvp_epp_poll(struct kvp_epp *x)
 
 /* ---- the request ---- */
 
+/* say_unreachable: what a service answered is its own affair; that it can't be talked to is the
+ * operator's. */
+static void say_unreachable(const struct kvp_tkz_answer *t)
+{
+	static struct kvp_log_limit limit;
+	uint64_t left = 0;
+	if (t->upstream_status || t->end == KVP_TKZ_BREAKER || t->status == 200)
+		return;
+	if (kvp_log_limit_pass(&limit, kvp_clock_mono_ns(), 10000000000ull, &left))
+		KVP_LOG_W("extproc.tokenizer", "reason=%s suppressed=%llu", t->detail,
+			(unsigned long long)left);
+}
+
 static void on_tokens(void *ctx, const struct kvp_tkz_answer *t)
 {
 	struct kvp_job *j = ctx;
+	say_unreachable(t);
 	j->state = KVP_JOB_IDLE;
 	j->call = NULL;
 	kvp_hist_add(j->x->boot.ctr, t->status == 200 ? KVP_HIST_EPP_TOK_OK_NS : KVP_HIST_EPP_TOK_BAD_NS,

@@ -57,6 +57,7 @@ struct kvp_tkz {
 	struct kvp_http_url url;
 	struct kvp_resolve *name;
 	struct kvp_http_client *http;
+	struct kvp_tls_client *tls; /* NULL: plain text */
 	struct kvp_token token;
 	struct kvp_timer beat;
 	struct kvp_tkz_call *call;
@@ -283,6 +284,8 @@ static void finish(struct kvp_tkz_call *c, int err)
 		a.parse_ns = kvp_clock_ns(CLOCK_THREAD_CPUTIME_ID) - from;
 	} else if (c->status && !is_good(c->status)) {
 		a.detail = error_text(&c->in);
+	} else if (err == KVP_ERR_SYS && t->tls && kvp_http_client_why(t->http)[0]) {
+		a.detail = kvp_http_client_why(t->http);
 	}
 	a.status = end_of[a.end].status;
 	a.text = end_of[a.end].text;
@@ -388,6 +391,7 @@ static int post(struct kvp_tkz *t, const char *path, const void *body, uint64_t 
 	if (!k->host)
 		return KVP_ERR_NOTFOUND;
 	k->port = t->url.port;
+	k->tls = t->tls;
 	k->authority = t->url.authority;
 	k->method = "POST";
 	k->path = path;
@@ -571,11 +575,17 @@ int kvp_tkz_open(
 		return KVP_ERR_SYS;
 	t->loop = l;
 	t->cfg = *cfg;
-	const char *why = kvp_http_url_parse(&t->url, cfg->url ? cfg->url : "");
+	const char *why = kvp_http_url_parse_any(&t->url, cfg->url ? cfg->url : "");
 	if (why)
 		return refuse(t, err, cap, "address of the tokenizer service %s", why);
 	if (protocol_set(t))
 		return refuse(t, err, cap, "no such tokenizer protocol, or its address is too long");
+	char tls_err[200];
+	int rc = t->url.is_https ? kvp_tls_client_open(&t->tls, cfg->ca_file ? cfg->ca_file : "", t->url.host,
+					   tls_err, sizeof(tls_err))
+				 : KVP_OK;
+	if (rc)
+		return refuse(t, err, cap, "certificates for the tokenizer service: %s", tls_err);
 	t->token.path = cfg->token_file ? cfg->token_file : "";
 	if (kvp_token_refresh(&t->token))
 		return refuse(t, err, cap, "%s cannot be read, is empty or too long", t->token.path);
@@ -603,6 +613,7 @@ void kvp_tkz_close(struct kvp_tkz *t)
 		kvp_tkz_cancel(t->call);
 	kvp_timer_cancel(t->loop, &t->beat);
 	kvp_http_client_close(t->http); /* the probe, too */
+	kvp_tls_client_close(t->tls);
 	kvp_resolve_close(t->name);
 	kvp_json_free(t->json);
 	kvp_json_ids_free(&t->ids);

@@ -60,7 +60,8 @@ struct kvp_tkz_answer { /* pointers valid during the callback */
 
 struct kvp_tkz_cfg {		/* strings are borrowed until close */
 	int32_t protocol;	/* enum kvp_config_tokenizer, one that has a service */
-	const char *url;	/* http://host[:port][/base], or http://unix:/path[:/base] */
+	const char *url;	/* http(s)://host[:port][/base], or http://unix:/path[:/base] */
+	const char *ca_file;	/* for https; "" = the system's certificates */
 	const char *token_file; /* "" = no Authorization header; read again when it changes */
 	const char *model;	/* for the probe of sglang-tokenize */
 	uint64_t timeout_ns;
