@@ -221,10 +221,14 @@ lint:
 	@tests/lint.py
 
 install: all
-	install -d $(DESTDIR)/usr/bin $(DESTDIR)/usr/lib $(DESTDIR)/usr/include/kvpick
+	install -d $(DESTDIR)/usr/bin $(DESTDIR)/usr/lib $(DESTDIR)/usr/include/kvpick \
+		$(DESTDIR)/usr/lib/systemd/system $(DESTDIR)/usr/lib/sysusers.d $(DESTDIR)/usr/share/doc/kvpick
 	install -m 755 $(PROGS) $(DESTDIR)/usr/bin
 	install -m 644 $(LIB_A) $(LIB_SO) $(DESTDIR)/usr/lib
 	install -m 644 include/kvpick/*.h include/kvpick/*.def $(DESTDIR)/usr/include/kvpick
+	install -m 644 deploy/systemd/kvpick.service $(DESTDIR)/usr/lib/systemd/system
+	install -m 644 deploy/systemd/kvpick.sysusers $(DESTDIR)/usr/lib/sysusers.d/kvpick.conf
+	install -m 644 deploy/systemd/kvpick.yaml LICENSE $(DESTDIR)/usr/share/doc/kvpick
 clean:
 	rm -rf build
 help:

@@ -1,10 +1,39 @@
 #!/bin/sh
-# Installs the Debian packages that building and testing kvpick needs, and says so. Does nothing, silently,
-# when all are there.
+# The Debian packages of kvpick, in one table, and their installation. Says what it installs; does nothing,
+# silently, when all are there.
+#
+#   deploy/deps.sh                 to build and to test (what `make` asks for)
+#   deploy/deps.sh build           to build only
+#   deploy/deps.sh runtime         to run what was built (the container image)
+#   deploy/deps.sh list WHAT       prints the packages of all, build or runtime
 set -eu
-need="gcc g++ make pkg-config perl python3 libc6-dev libck-dev liburing-dev libzmq3-dev libmsgpack-dev
+build="gcc g++ make pkg-config libc6-dev libck-dev liburing-dev libzmq3-dev libmsgpack-dev
 libsimdjson-dev libhttp-parser-dev libxxhash-dev libyaml-dev libyajl-dev libgrpc-dev libprotobuf-c-dev
-protobuf-c-compiler libssl-dev libcurl4-openssl-dev openssl python3-grpcio python3-yaml"
+protobuf-c-compiler libssl-dev libcurl4-openssl-dev"
+test="perl python3 openssl python3-grpcio python3-yaml"
+runtime="libc6 libstdc++6 liburing2 libzmq5 libsimdjson14 libhttp-parser2.9 libxxhash0 libyaml-0-2 libyajl2
+libgrpc29 libprotobuf-c1 libssl3 libcurl4"
+
+list=""
+if [ "${1:-}" = list ]; then
+	list=yes
+	shift
+fi
+case "${1:-all}" in
+all) need="$build $test" ;;
+build) need=$build ;;
+runtime) need=$runtime ;;
+*)
+	echo "deps.sh: all, build or runtime; not '$1'" >&2
+	exit 2
+	;;
+esac
+if [ -n "$list" ]; then
+	# shellcheck disable=SC2086
+	printf '%s\n' $need
+	exit 0
+fi
+
 missing=""
 for p in $need; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"

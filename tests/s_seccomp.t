@@ -2,11 +2,14 @@
 """A node in what a container allows: under the profile of deploy/kubernetes/seccomp, and under one that forbids
 io_uring as runtimes' default profiles do. Not root, no capabilities, read-only file system but the run directory."""
 import ctypes
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 LIB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 sys.path.insert(0, LIB)
@@ -41,12 +44,12 @@ def can_jail():
     return all(subprocess.run(t, capture_output=True, check=False).returncode == 0 for t in tried)
 
 
-def make_node(deny, jail):
+def make_node(deny, jail, profile):
     node = Node(env={"KVPICK_MODE": "both", "DYN_MODEL_NAME": "default", "DYN_EPP_TOKENIZER_PROTOCOL": "vllm-render",
                      "DYN_EPP_TOKENIZER_SERVICE_URL": "http://127.0.0.1:1", "KVPICK_EPP_PORT": str(free_port()),
                      "KVPICK_EPP_HEALTH_PORT": str(free_port()), "DYN_EPP_METRICS_PORT": "0",
                      "ASAN_OPTIONS": "detect_leaks=0"})  # the search for leaks traces, which the profile forbids
-    node.before = [sys.executable, os.path.join(LIB, "seccomp.py"), PROFILE, ",".join(deny)]
+    node.before = [sys.executable, os.path.join(LIB, "seccomp.py"), profile, ",".join(deny)]
     if jail:
         os.chown(node.dir.name, int(USER), int(USER))
         node.before = ["unshare", "-m", "sh", "-c", JAIL, node.dir.name, *AS_USER, *node.before]
@@ -85,8 +88,8 @@ def use(node, name):
     engine.close()
 
 
-def one(name, deny, jail):
-    with make_node(deny, jail) as node:
+def one(name, deny, jail, profile=PROFILE):
+    with make_node(deny, jail, profile) as node:
         use(node, name)
         want = has_uring() and not deny
         tap.same(rings(node) > 0, want, f"{name}: io_uring is {'in use' if want else 'not used'}")
@@ -98,6 +101,22 @@ def one(name, deny, jail):
         tap.ok("child.refused" not in said and " E " not in said, f"{name}: no error in the log", said)
 
 
+def service_profile():
+    """The calls that the unit of deploy/systemd allows, in the form of a profile; None without systemd-analyze."""
+    if not shutil.which("systemd-analyze"):
+        return None
+    with open("deploy/systemd/kvpick.service", encoding="utf-8") as f:
+        (todo,) = re.findall(r"^SystemCallFilter=(\S+)$", f.read(), re.M)
+    todo, names = [todo], set()
+    while todo:
+        said = subprocess.run(["systemd-analyze", "syscall-filter", "--no-pager", todo.pop()], capture_output=True,
+                              text=True, check=True).stdout
+        words = [w for w in said.split("\n")[1:] if w.strip() and w.strip()[0] != "#"]
+        todo += [w.strip() for w in words if w.strip()[0] == "@"]
+        names |= {w.strip() for w in words if w.strip()[0] != "@"}
+    return {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"names": sorted(names), "action": "SCMP_ACT_ALLOW"}]}
+
+
 def main():
     if platform.machine() != "x86_64":
         skip("the profile is for x86-64")
@@ -107,6 +126,15 @@ def main():
     where = " as user 65532 on a read-only file system" if jail else ""
     one("the profile" + where, [], jail)
     one("without io_uring" + where, URING, jail)
+    service = service_profile()
+    if not service:
+        tap.ok(True, "the calls of the system service # SKIP no systemd-analyze")
+        return tap.done()
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(service, f)
+        f.flush()
+        os.chmod(f.name, 0o644)
+        one("the calls of the system service" + where, [], jail, f.name)
     return tap.done()
 
 
