@@ -79,11 +79,14 @@ static int reach_more(struct kvp_book *b, uint32_t seen)
 	return 1;
 }
 
+/* What look will read: the gates of every line in reach, and mostly the first hashes of the first line. */
 static void prefetch(const struct kvp_book *b, uint64_t key)
 {
 	const struct kvp_bucket_shm *u = &b->act[key & b->act_line_mask];
 	__builtin_prefetch(u->gate, 1);
 	__builtin_prefetch(u->hash[0], 1);
+	for (uint32_t i = reach(b) / LINE; i-- > 1;)
+		__builtin_prefetch(b->act[(key + i) & b->act_line_mask].gate);
 }
 
 /* Set before the first entry goes to a stretch of the table: check reads no other. */
