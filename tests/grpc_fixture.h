@@ -2,8 +2,9 @@
  *
  * Method 0 obeys the first byte of each message: 'e' send it back; 'h' nothing; 's' finish with the status
  * whose number is the next byte and the rest as text; 'q' send it back three times and finish OK behind; 'a'
- * abort; 'b' send as many bytes as the text says (decimal) in messages of 1000. A half close ends the stream
- * with OK unless an 'h' came. Method 1 is only served where a test says so and echoes. */
+ * abort; 'b' send as many bytes as the text says (decimal) in messages of 1000; 'l' send it back three times
+ * within a batch, lent, from its second byte to the last but one. A half close ends the stream with OK unless
+ * an 'h' came. Method 1 is only served where a test says so and echoes. */
 #ifndef KVP_TEST_GRPC_FIXTURE_H
 #define KVP_TEST_GRPC_FIXTURE_H
 #include "bench/load/grpc_client.h"
@@ -29,6 +30,7 @@ struct fix {
 	struct kvp_gc *c;
 	uint32_t opened, messages, half_closed, closed, finished, cancelled, drained, after_close;
 	uint64_t bytes;
+	uint32_t lent, lent_done; /* messages with 'l'; of these, no longer in use */
 	size_t unsent_max;
 	struct kvp_grpc_stream *last; /* the newest stream that is open */
 };
@@ -56,6 +58,35 @@ static void fix_bulk(struct kvp_grpc_stream *st, unsigned long bytes)
 		kvp_grpc_send(st, chunk, sizeof(chunk));
 }
 
+/* What is lent ends on any thread. */
+struct fix_loan {
+	struct fix *f;
+	uint32_t left;
+	uint8_t bytes[];
+};
+static void fix_repaid(void *owner)
+{
+	struct fix_loan *loan = owner;
+	if (__atomic_sub_fetch(&loan->left, 1, __ATOMIC_ACQ_REL) == 0) {
+		__atomic_add_fetch(&loan->f->lent_done, 1, __ATOMIC_RELAXED);
+		free(loan);
+	}
+}
+static void fix_lend(struct fix *f, const struct kvp_grpc_event *ev)
+{
+	struct fix_loan *loan = malloc(sizeof(*loan) + ev->len);
+	loan->f = f;
+	loan->left = 3;
+	memcpy(loan->bytes, ev->data, ev->len);
+	uint8_t ends[2] = {loan->bytes[0], loan->bytes[ev->len - 1]};
+	struct kvp_grpc_lent l = {loan->bytes + 1, ev->len - 2, fix_repaid, loan};
+	f->lent++;
+	kvp_grpc_batch_begin(f->g);
+	for (int i = 0; i < 3; i++)
+		kvp_grpc_lend(ev->stream, (struct iovec){&ends[0], 1}, &l, (struct iovec){&ends[1], 1});
+	kvp_grpc_batch_end(f->g);
+}
+
 static void fix_obey(struct fix *f, const struct kvp_grpc_event *ev)
 {
 	struct kvp_grpc_stream *st = ev->stream;
@@ -80,6 +111,9 @@ static void fix_obey(struct fix *f, const struct kvp_grpc_event *ev)
 		break;
 	case 'b':
 		fix_bulk(st, strtoul(text, NULL, 10));
+		break;
+	case 'l':
+		fix_lend(f, ev);
 		break;
 	default: {
 		void *copy = malloc(ev->len + 1);

@@ -299,6 +299,10 @@ def metrics(node, envoy):
         return value(f"dynamo_epp_index_mismatch{model}}}") == 1
     tap.ok(wait_for(never_matching, 40), "R33: prompts that never match an index with blocks")
     tap.ok(wait_for(lambda: node.log_text().count(" index.unmatched ") == 1), "R33: one warning")
+    parts = {p: node.counter(f"timed_{p}_total") for p in ("streams", "json_seconds", "hash_seconds",
+                                                           "select_seconds", "book_seconds")}
+    tap.ok(all(v > 0 for v in parts.values()) and parts["streams"] < node.counter("stream_opened_total"),
+           "processor time of some streams by part", parts)
     idle(node, "metrics")
 
 

@@ -212,6 +212,7 @@ static int same_in_parts(const uint8_t *wire, size_t len, const struct kvp_extpr
 			n += k != 0;
 		}
 		int good = kvp_extproc_req_decode_parts(dec, part, (uint32_t)n, &got) == KVP_OK;
+		good = good && (!got.body_more_cnt || got.kind == KVP_EXTPROC_REQUEST_BODY);
 		struct kvp_extproc_str whole = {malloc(len + 1), 0};
 		for (uint32_t i = 0; good && i <= got.body_more_cnt; i++) {
 			struct kvp_extproc_str s = i ? got.body_more[i - 1] : got.body;

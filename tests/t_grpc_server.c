@@ -55,6 +55,38 @@ static void big_message(struct fix *f, const char *how)
 	is_u64(k.status, 0, "%s: its stream ends with OK", how);
 }
 
+/* The first messages of a stream at once, together with its initial metadata, and then more; small and large.
+ * Then a stream that is reset while they are on their way. */
+static void lent_messages(struct fix *f, const char *how)
+{
+	static const uint32_t size[] = {3, 60, 5000, 70000, 200000};
+	struct fix_call k;
+	for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++) {
+		uint8_t *msg = malloc(size[i]);
+		memcpy(msg, pattern, size[i]);
+		msg[0] = 'l';
+		fix_begin(f, &k, fix_method[0]);
+		k.want = msg;
+		kvp_gc_send(k.call, msg, size[i]);
+		FIX_UNTIL(f, k.messages == 3 || k.status >= 0);
+		kvp_gc_send(k.call, msg, size[i]);
+		FIX_UNTIL(f, k.messages == 6 || k.status >= 0);
+		ok(k.messages == 6 && !k.wrong && k.bytes == 6ull * size[i],
+			"%s: six lent messages of %u bytes", how, size[i]);
+		kvp_gc_half_close(k.call);
+		FIX_UNTIL(f, k.status >= 0);
+		is_u64(k.status, 0, "%s: and the end", how);
+		uint32_t lent = f->lent;
+		fix_begin(f, &k, fix_method[0]);
+		k.want = msg;
+		kvp_gc_send(k.call, msg, size[i]);
+		FIX_UNTIL(f, f->lent > lent);
+		kvp_gc_cancel(k.call);
+		FIX_UNTIL(f, k.status >= 0 && f->closed == f->opened);
+		free(msg);
+	}
+}
+
 static void endings(struct fix *f, const char *how)
 {
 	struct fix_call k;
@@ -190,6 +222,7 @@ static void transport(const char *how, struct kvp_grpc_listen listen, const stru
 	kvp_gc_open(&f.c, &client);
 	many_streams(&f, how);
 	big_message(&f, how);
+	lent_messages(&f, how);
 	endings(&f, how);
 	lost_connection(&f, how, &client);
 	shutdown_open(&f, how);
@@ -198,6 +231,8 @@ static void transport(const char *how, struct kvp_grpc_listen listen, const stru
 		"%s: counts of messages and bytes", how);
 	kvp_gc_close(f.c);
 	kvp_grpc_delete(f.g);
+	ok(f.lent && f.lent_done == f.lent, "%s: everything lent was given back (%u of %u)", how, f.lent_done,
+		f.lent);
 }
 
 /* What can't be an address, or not that way. */

@@ -125,12 +125,12 @@ static void answer_duplex(struct kvp_stream *s, const struct kvp_pick_answer *a)
 	stream_say_routing(s, KVP_EXTPROC_ANSWER_REQUEST_HEADERS, a);
 	if (s->form == KVP_PICK_HEADERS_ONLY)
 		return;
-	if (a->body.p)
-		stream_say_pieces(s, KVP_EXTPROC_ANSWER_REQUEST_BODY, a->body, NULL, !s->trailers);
-	else if (s->body_len || !s->trailers)
-		stream_say_pieces(s, KVP_EXTPROC_ANSWER_REQUEST_BODY,
-			(struct kvp_extproc_str){s->body_len ? s->body->bytes : NULL, (uint32_t)s->body_len},
-			s->body, !s->trailers);
+	struct kvp_extproc_kept *kept = a->body.p ? NULL : s->body;
+	struct kvp_extproc_str body = a->body;
+	if (kept)
+		body = (struct kvp_extproc_str){kept->bytes, (uint32_t)s->body_len};
+	if (body.len || !s->trailers)
+		stream_say_pieces(s, KVP_EXTPROC_ANSWER_REQUEST_BODY, body, kept, !s->trailers);
 	if (s->trailers)
 		answer_trailers(s);
 }
