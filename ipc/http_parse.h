@@ -94,6 +94,9 @@ struct kvp_http_in { /* one request */
 };
 /* KVP_OK: req is complete; KVP_ERR_AGAIN: more bytes; KVP_ERR_PROTO: failed with status and text. */
 int kvp_http_in_feed(struct kvp_http_in *in, const char *data, uint64_t len, uint64_t *used);
+/* kvp_http_in_head takes the head only; the body's framing is then the caller's to read: in->framing, length,
+ * chunk. Same returns, KVP_OK: the head is complete and req's fields are set but for the body. */
+int kvp_http_in_head(struct kvp_http_in *in, const char *data, uint64_t len, uint64_t *used);
 void kvp_http_in_reset(struct kvp_http_in *in);
 void kvp_http_in_free(struct kvp_http_in *in);
 /* Initialises the library's process-wide limit; called by server and client open. */

@@ -167,7 +167,7 @@ static int body_feed(struct kvp_http_in *in, const char *data, uint64_t len, uin
 	return rc ? rc : body_done(in);
 }
 
-int kvp_http_in_feed(struct kvp_http_in *in, const char *data, uint64_t len, uint64_t *used)
+int kvp_http_in_head(struct kvp_http_in *in, const char *data, uint64_t len, uint64_t *used)
 {
 	*used = 0;
 	if (in->phase == KVP_HTTP_IN_HEAD) {
@@ -183,9 +183,15 @@ int kvp_http_in_feed(struct kvp_http_in *in, const char *data, uint64_t len, uin
 		if (rc || (rc = head_done(in)) != KVP_ERR_AGAIN)
 			return rc;
 	}
-	if (in->phase == KVP_HTTP_IN_BODY)
-		return body_feed(in, data + *used, len - *used, used);
-	return in->phase == KVP_HTTP_IN_DONE ? KVP_OK : KVP_ERR_PROTO;
+	return in->phase == KVP_HTTP_IN_FAILED ? KVP_ERR_PROTO : KVP_OK;
+}
+
+int kvp_http_in_feed(struct kvp_http_in *in, const char *data, uint64_t len, uint64_t *used)
+{
+	int rc = kvp_http_in_head(in, data, len, used);
+	if (rc || in->phase == KVP_HTTP_IN_DONE)
+		return rc;
+	return body_feed(in, data + *used, len - *used, used);
 }
 
 void kvp_http_in_reset(struct kvp_http_in *in)

@@ -34,6 +34,8 @@ struct kvp_resolve {
 	uint32_t cnt, next;
 	char text[KVP_RESOLVE_MAX][KVP_RESOLVE_TEXT];
 	uint64_t bad_until_ns[KVP_RESOLVE_MAX];
+	void (*on_answer)(void *ctx, struct kvp_resolve *r);
+	void *ctx;
 };
 
 static int lookup(const char *host, struct message *m)
@@ -67,7 +69,9 @@ static void *resolver(void *arg)
 	do {
 		int rc = lookup(j->host, &m);
 		wait_ms = rc ? RETRY_MS : (int)j->refresh_ms;
-		if (!rc && write(j->list_fd, &m, sizeof(m)) < 0 && errno == EPIPE)
+		if (rc)
+			m.cnt = 0; /* asked in vain */
+		if (write(j->list_fd, &m, sizeof(m)) < 0 && errno == EPIPE)
 			break;
 	} while (poll(&stop, 1, wait_ms) == 0);
 	close(j->list_fd);
@@ -85,12 +89,16 @@ static void on_list(void *ctx, int fd)
 		kvp_loop_unwatch(&r->watch); /* the thread is gone: what is known stays */
 	if (n != (ssize_t)sizeof(m) || m.cnt > KVP_RESOLVE_MAX)
 		return;
-	r->cnt = m.cnt;
-	memset(r->bad_until_ns, 0, sizeof(r->bad_until_ns));
+	if (m.cnt) {
+		r->cnt = m.cnt;
+		memset(r->bad_until_ns, 0, sizeof(r->bad_until_ns));
+	}
 	for (uint32_t i = 0; i < m.cnt; i++) {
 		m.text[i][TEXT_MAX - 1] = 0;
 		memcpy(r->text[i], m.text[i], TEXT_MAX);
 	}
+	if (r->on_answer)
+		r->on_answer(r->ctx, r);
 }
 
 /* Signals are the main thread's; a broken pipe is an error number. */
@@ -192,6 +200,12 @@ void kvp_resolve_bad(struct kvp_resolve *r, const char *address, uint64_t until_
 	for (uint32_t i = 0; i < r->cnt; i++)
 		if (!strcmp(r->text[i], address))
 			r->bad_until_ns[i] = until_ns;
+}
+
+void kvp_resolve_tell(struct kvp_resolve *r, void (*on_answer)(void *ctx, struct kvp_resolve *r), void *ctx)
+{
+	r->on_answer = on_answer;
+	r->ctx = ctx;
 }
 
 uint32_t kvp_resolve_cnt(const struct kvp_resolve *r)

@@ -29,4 +29,7 @@ void kvp_resolve_close(struct kvp_resolve *r); /* NULL is fine */
 const char *kvp_resolve_next(struct kvp_resolve *r, uint64_t now_ns);
 void kvp_resolve_bad(struct kvp_resolve *r, const char *address, uint64_t until_ns);
 uint32_t kvp_resolve_cnt(const struct kvp_resolve *r);
+/* kvp_resolve_tell: on_answer is called after every look-up, also after one that found nothing (what was
+ * known before stays then). Not for literals. It may close r. */
+void kvp_resolve_tell(struct kvp_resolve *r, void (*on_answer)(void *ctx, struct kvp_resolve *r), void *ctx);
 #endif
