@@ -56,16 +56,20 @@ PEER_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/peer/*.c))
 # Discovery's parts, likewise.
 DISCOVERY_A := $(B)/libkvp-discovery.a
 DISCOVERY_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/discovery/*.c))
+# And the sidecar's.
+SIDECAR_A := $(B)/libkvp-sidecar.a
+SIDECAR_LIB_SRC := $(filter-out %/main.c,$(wildcard daemons/sidecar/*.c))
 
 # One binary a folder: folder -> program name.
 PROGS := $(B)/kvpick $(B)/kvpick-indexer $(B)/kvpick-httpd $(B)/kvpick-extproc $(B)/kvpick-peer \
-	$(B)/kvpick-discovery $(B)/kvpickctl $(B)/kvpick-sim $(B)/kvpick-load
+	$(B)/kvpick-discovery $(B)/kvpick-sidecar $(B)/kvpickctl $(B)/kvpick-sim $(B)/kvpick-load
 src_kvpick := daemons/supervisor
 src_kvpick-indexer := daemons/indexer
 src_kvpick-httpd := daemons/httpd
 src_kvpick-extproc := daemons/extproc
 src_kvpick-peer := daemons/peer
 src_kvpick-discovery := daemons/discovery
+src_kvpick-sidecar := daemons/sidecar
 src_kvpickctl := daemons/ctl
 src_kvpick-sim := bench/sim
 src_kvpick-load := bench/load
@@ -121,8 +125,9 @@ $(BENCH_A): $(call obj,$(BENCH_LIB_SRC))
 $(EXTPROC_A): $(call obj,$(EXTPROC_LIB_SRC))
 $(PEER_A): $(call obj,$(PEER_LIB_SRC))
 $(DISCOVERY_A): $(call obj,$(DISCOVERY_LIB_SRC))
+$(SIDECAR_A): $(call obj,$(SIDECAR_LIB_SRC))
 $(POINT_A): $(patsubst %,$(B)/points/%.o,shm/point.c $(shell grep -lw KVP_POINT $(SHM_SRC)))
-$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(POINT_A):
+$(LIB_A) $(IPC_A) $(COMMON_A) $(BENCH_A) $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(SIDECAR_A) $(POINT_A):
 	@mkdir -p $(@D)
 	@rm -f $@
 	ar rcs $@ $^
@@ -132,7 +137,7 @@ $(LIB_SO): $(call obj,$(SHM_SRC) $(SELECT_SRC))
 .SECONDEXPANSION:
 $(PROGS): $$(call obj,$$(wildcard $$(src_$$(@F))/*.c)) $$(if $$(filter bench/%,$$(src_$$(@F))),$(BENCH_A)) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
-$(B)/tests/fuzz/f_%: $(B)/tests/fuzz/f_%.c.o $(LINK)
+$(B)/tests/fuzz/f_%: $(B)/tests/fuzz/f_%.c.o $(SIDECAR_A) $(LINK)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) $(if $(filter fuzz,$(BUILD)),-fsanitize=fuzzer) -o $@ $^ $(LIBS)
 $(B)/tests/t_sim_%: $(B)/tests/t_sim_%.c.o $(BENCH_A) $(LINK)
@@ -148,9 +153,9 @@ $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 # The example of embedding gets what `make install` installs, and nothing else.
 $(B)/tests/t_embed: $(B)/tests/t_embed.c.o $(LIB_A)
 	$(CC) $(LDFLAGS) -o $@ $^ -lxxhash -lm
-$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(LINK)
+$(B)/tests/%: $(B)/$$(subst $(B)/,,$$@).c.o $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(SIDECAR_A) $(LINK)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(LINK) $(LIBS)
+	$(CC) $(LDFLAGS) -o $@ $< $(filter $(POINT_A),$^) $(EXTPROC_A) $(PEER_A) $(DISCOVERY_A) $(SIDECAR_A) $(LINK) $(LIBS)
 $(POINT_TESTS): $(POINT_A)
 $(POINT_TESTS:=.c.o): CFLAGS += -DKVP_TEST_POINTS
 

@@ -1,0 +1,467 @@
+#include <kvpick/err.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemons/sidecar/conn.h"
+
+/* SGLang: both engines get the same body at the same time and meet at the prefill engine's bootstrap server.
+ * The client sees nothing before the prefill answer is complete and valid; legs that end otherwise are told
+ * to stop. */
+
+#define INFO_MAX_BYTES (UINT64_C(1) << 20)
+#define SGL_MAX_BYTES (UINT64_C(32) << 20) /* request, prefill answer, what is kept of the decode answer */
+#define ABORT_NS UINT64_C(5000000000)
+
+enum { PREFILL, DECODE };
+
+struct sgl {
+	struct kvp_http_buf info[2]; /* answers of /server_info */
+	struct kvp_sgl_check check[2];
+	struct kvp_kept_head head; /* of the decode answer, until the gate opens */
+	struct kvp_http_buf kept;  /* its body, too */
+	uint8_t informed[2], complete[2], has_head;
+	uint8_t started; /* the engines were asked to generate */
+	uint8_t open;	 /* the gate: the prefill answer is valid */
+	uint8_t unread;	 /* the decode answer is compressed: it is passed on unjudged */
+	uint16_t port;
+	char rid[33];
+};
+
+/* A call that outlives its request. */
+struct kvp_abort {
+	struct kvp_worker *w;
+	struct kvp_abort *next, **prev;
+	struct kvp_leg leg;
+};
+
+static const struct kvp_fail no_memory = {503, "other", "out of memory"},
+			     invalid = {502, "sglang_pd_protocol_error",
+				     "an engine's answer violates the prefill/decode protocol"};
+
+static void abort_free(struct kvp_abort *a)
+{
+	*a->prev = a->next;
+	if (a->next)
+		a->next->prev = a->prev;
+	kvp_leg_close(&a->leg);
+	free(a);
+}
+
+static void abort_head(void *ctx, struct kvp_leg *leg)
+{
+	(void)ctx;
+	(void)leg;
+}
+
+static void abort_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	(void)ctx;
+	(void)leg;
+	(void)data;
+	(void)len;
+}
+
+static void abort_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
+{
+	struct kvp_abort *a = ctx;
+	struct kvp_worker *w = a->w;
+	if (end != KVP_LEG_COMPLETE || leg->status / 100 != 2)
+		kvp_count_add(&w->count.aborts_failed, 1);
+	abort_free(a);
+	kvp_worker_check(w);
+}
+
+static const struct kvp_leg_ops abort_ops = {
+	.on_head = abort_head, .on_body = abort_body, .on_done = abort_done};
+
+void kvp_aborts_end(struct kvp_worker *w)
+{
+	while (w->abort)
+		abort_free(w->abort);
+}
+
+/* Best effort: the engine may be gone. */
+static void abort_leg(struct kvp_req *r, int which)
+{
+	struct sgl *s = r->flow_state;
+	struct kvp_worker *w = r->w;
+	struct kvp_leg_cfg cfg;
+	struct kvp_http_buf b = {0};
+	char body[80];
+	struct kvp_abort *a = calloc(1, sizeof(*a));
+	snprintf(body, sizeof(body), "{\"rid\":\"%s\",\"abort_all\":false}", s->rid);
+	const char *authority = which == PREFILL ? r->target.authority : w->engine;
+	kvp_count_add(&w->count.aborts, 1);
+	if (!a || kvp_headers_side(r, authority, "/abort_request", body, &b)) {
+		kvp_count_add(&w->count.aborts_failed, 1);
+		kvp_http_buf_free(&b);
+		free(a);
+		return;
+	}
+	a->w = w;
+	a->next = w->abort;
+	a->prev = &w->abort;
+	if (a->next)
+		a->next->prev = &a->next;
+	w->abort = a;
+	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &r->target, &cfg);
+	cfg.deadline_ns = kvp_loop_now_ns(w->loop) + ABORT_NS;
+	cfg.request = &b;
+	kvp_leg_start(&a->leg, &w->pool, &cfg, &abort_ops, a);
+}
+
+static struct kvp_leg *leg_of(struct kvp_req *r, int which)
+{
+	return which == PREFILL ? &r->prefill : &r->decode;
+}
+
+static int which_of(const struct kvp_req *r, const struct kvp_leg *leg)
+{
+	return leg == &r->prefill ? PREFILL : DECODE;
+}
+
+static void leg_failed(struct kvp_req *r, enum kvp_leg_end end)
+{
+	static const struct kvp_fail late = {504, "sglang_pd_upstream_error",
+					     "an engine did not answer in time"},
+				     gone = {502, "sglang_pd_upstream_error",
+					     "an engine could not be reached or broke off"};
+	if (end == KVP_LEG_TOO_LARGE)
+		kvp_reply_error(r, &invalid, NULL);
+	else
+		kvp_reply_error(r,
+			end == KVP_LEG_CONNECT_TIMEOUT || end == KVP_LEG_READ_TIMEOUT ? &late : &gone, NULL);
+}
+
+/* ---- generation ---- */
+
+static void put_rest(struct kvp_req *r)
+{
+	struct sgl *s = r->flow_state;
+	if (s->kept.len && kvp_reply_body(r, s->kept.p, s->kept.len) >= KVP_OUT_HIGH_BYTES)
+		kvp_leg_pause(&r->decode);
+	kvp_http_buf_free(&s->kept);
+}
+
+static void gate_open(struct kvp_req *r)
+{
+	struct sgl *s = r->flow_state;
+	s->open = 1;
+	if (!s->has_head)
+		return;
+	kvp_reply_kept_head(r, &s->head);
+	put_rest(r);
+	if (s->complete[DECODE])
+		kvp_reply_end(r, KVP_RESULT_OK);
+}
+
+static void rejected(struct kvp_req *r, struct kvp_leg *leg)
+{
+	struct kvp_fail f = {leg->status, "pd_engine_rejected", "an engine refused the request"},
+			other = {502, "sglang_pd_upstream_error", "an engine gave no usable answer"};
+	char retry[96];
+	uint32_t len = 0;
+	const char *v = kvp_http_head_find(leg->head, "retry-after", &len, NULL);
+	if (leg->status < 400 || leg->status > 599) {
+		kvp_reply_error(r, &other, NULL);
+		return;
+	}
+	snprintf(retry, sizeof(retry), "%.*s", (int)(len < 64 ? len : 64), v ? v : "");
+	kvp_reply_error(r, &f, v && len ? retry : NULL);
+}
+
+static void gen_head(void *ctx, struct kvp_leg *leg)
+{
+	struct kvp_req *r = ctx;
+	struct sgl *s = r->flow_state;
+	uint32_t len = 0;
+	if (leg->status / 100 != 2) {
+		rejected(r, leg);
+		return;
+	}
+	if (which_of(r, leg) == PREFILL)
+		return;
+	s->has_head = 1;
+	s->unread = kvp_http_head_find(leg->head, "content-encoding", &len, NULL) != NULL;
+	if (s->open)
+		kvp_reply_head(r, leg->head);
+	else if (kvp_reply_keep_head(&s->head, leg->head))
+		kvp_reply_error(r, &no_memory, NULL);
+}
+
+static void decode_gated(struct kvp_req *r, const char *data, uint64_t len)
+{
+	struct sgl *s = r->flow_state;
+	struct kvp_sgl_check *c = &s->check[DECODE];
+	if (len > SGL_MAX_BYTES - s->kept.len)
+		kvp_reply_error(r, &invalid, NULL);
+	else if (kvp_http_buf_put(&s->kept, data, len))
+		kvp_reply_error(r, &no_memory, NULL);
+	else if (c->form == KVP_SGL_EVENTS && !s->unread && kvp_sgl_feed(c, data, len))
+		kvp_reply_error(r, &invalid, NULL);
+}
+
+static void gen_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	struct kvp_req *r = ctx;
+	struct sgl *s = r->flow_state;
+	if (which_of(r, leg) == PREFILL) {
+		if (kvp_sgl_feed(&s->check[PREFILL], data, len))
+			kvp_reply_error(r, &invalid, NULL);
+	} else if (!s->open) {
+		decode_gated(r, data, len);
+	} else if (kvp_reply_body(r, data, len) >= KVP_OUT_HIGH_BYTES) {
+		kvp_leg_pause(leg);
+	}
+}
+
+static void decode_done(struct kvp_req *r, enum kvp_leg_end end)
+{
+	struct sgl *s = r->flow_state;
+	struct kvp_sgl_check *c = &s->check[DECODE];
+	if (s->open && r->replied) {
+		s->complete[DECODE] = end == KVP_LEG_COMPLETE;
+		if (end == KVP_LEG_COMPLETE)
+			kvp_reply_end(r, KVP_RESULT_OK);
+		else
+			kvp_reply_cut(r, KVP_RESULT_DECODE_CUT);
+		return;
+	}
+	if (end != KVP_LEG_COMPLETE) {
+		leg_failed(r, end);
+		return;
+	}
+	int rc = KVP_OK;
+	if (!s->unread && c->form == KVP_SGL_JSON)
+		rc = kvp_sgl_feed(c, s->kept.p ? s->kept.p : "", s->kept.len);
+	if (!s->unread)
+		rc = rc ? rc : kvp_sgl_end(c);
+	s->complete[DECODE] = 1;
+	kvp_sgl_close(c);
+	if (rc)
+		kvp_reply_error(r, &invalid, NULL);
+}
+
+static void gen_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
+{
+	struct kvp_req *r = ctx;
+	struct sgl *s = r->flow_state;
+	int which = which_of(r, leg);
+	kvp_count_leg(&r->w->count, which == PREFILL ? KVP_COUNT_PREFILL : KVP_COUNT_DECODE,
+		kvp_loop_now_ns(r->w->loop) - leg->start_ns);
+	if (which == DECODE) {
+		decode_done(r, end);
+	} else if (end != KVP_LEG_COMPLETE) {
+		leg_failed(r, end);
+	} else if (kvp_sgl_end(&s->check[PREFILL])) {
+		kvp_reply_error(r, &invalid, NULL);
+	} else {
+		s->complete[PREFILL] = 1;
+		kvp_sgl_close(&s->check[PREFILL]);
+		gate_open(r);
+	}
+}
+
+static void gen_room(void *ctx, struct kvp_leg *leg)
+{
+	(void)ctx;
+	(void)leg;
+}
+
+static const struct kvp_leg_ops gen_ops = {gen_head, gen_body, gen_done, gen_room};
+
+static int make_body(struct kvp_req *r, struct kvp_http_buf *body)
+{
+	struct sgl *s = r->flow_state;
+	uint8_t rnd[24];
+	uint64_t room;
+	char host[KVP_TARGET_HOST_MAX + 3], port[8], number[24], rid[36], rank[16];
+	if (getrandom(rnd, sizeof(rnd), 0) != (ssize_t)sizeof(rnd))
+		return KVP_ERR_SYS;
+	for (int i = 0; i < 16; i++)
+		snprintf(s->rid + 2 * i, 3, "%02x", rnd[i]);
+	memcpy(&room, rnd + 16, sizeof(room));
+	snprintf(host, sizeof(host), "\"%s\"",
+		r->target.host); /* a name's or address's bytes need no escape */
+	snprintf(port, sizeof(port), "%u", (unsigned)s->port);
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)(room & INT64_MAX));
+	snprintf(rid, sizeof(rid), "\"%s\"", s->rid);
+	uint32_t len = 0, cnt = 0;
+	const char *v = kvp_http_head_find(kvp_req_head(r), "x-prefiller-dp-rank", &len, &cnt);
+	int has_rank =
+		cnt == 1 && len && len <= 10 && strspn(v, "0123456789") >= len && (*v != '0' || len == 1);
+	snprintf(rank, sizeof(rank), "%.*s", has_rank ? (int)len : 0, v ? v : "");
+	const struct kvp_edit edit[] = {{.key = "bootstrap_host", .val = host, .val_len = strlen(host)},
+		{.key = "bootstrap_port", .val = port, .val_len = strlen(port)},
+		{.key = "bootstrap_room", .val = number, .val_len = strlen(number)},
+		{.key = "rid", .val = rid, .val_len = strlen(rid)},
+		{.key = "disagg_prefill_dp_rank", .val = rank, .val_len = strlen(rank)}};
+	return kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, has_rank ? 5 : 4, body);
+}
+
+static int start_one(struct kvp_req *r, int which, const struct kvp_http_buf *body)
+{
+	struct sgl *s = r->flow_state;
+	struct kvp_worker *w = r->w;
+	struct kvp_leg_cfg cfg;
+	struct kvp_http_buf b = {0};
+	const char *authority = which == PREFILL ? r->target.authority : w->engine;
+	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &r->target, &cfg);
+	int rc = kvp_headers_request(
+		r, which == PREFILL ? KVP_LEG_PREFILL : KVP_LEG_DECODE, authority, body->len, &b);
+	rc = rc ? rc : kvp_http_buf_put(&b, body->p, body->len);
+	if (rc) {
+		kvp_http_buf_free(&b);
+		return rc;
+	}
+	kvp_sgl_open(&s->check[which], r->is_stream ? KVP_SGL_EVENTS : KVP_SGL_JSON, w->json);
+	cfg.body_max_bytes = which == PREFILL ? SGL_MAX_BYTES : 0;
+	cfg.request = &b;
+	kvp_leg_start(leg_of(r, which), &w->pool, &cfg, &gen_ops, r);
+	return KVP_OK;
+}
+
+static void generate(struct kvp_req *r)
+{
+	struct sgl *s = r->flow_state;
+	struct kvp_http_buf body = {0};
+	int rc = make_body(r, &body);
+	kvp_http_buf_free(&r->body);
+	s->started = rc == KVP_OK;
+	rc = rc ? rc : start_one(r, PREFILL, &body);
+	rc = rc ? rc : start_one(r, DECODE, &body);
+	kvp_http_buf_free(&body);
+	if (rc)
+		kvp_reply_error(r, &no_memory, NULL);
+}
+
+/* ---- server info ---- */
+
+static void info_head(void *ctx, struct kvp_leg *leg)
+{
+	struct kvp_fail f = {502, "sglang_pd_upstream_error", "an engine does not say what it is"};
+	if (leg->status / 100 != 2)
+		kvp_reply_error(ctx, &f, NULL);
+}
+
+static void info_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	struct kvp_req *r = ctx;
+	struct sgl *s = r->flow_state;
+	if (kvp_http_buf_put(&s->info[which_of(r, leg)], data, len))
+		kvp_reply_error(r, &no_memory, NULL);
+}
+
+static void info_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
+{
+	static const char *const mode[] = {"prefill", "decode"};
+	struct kvp_req *r = ctx;
+	struct sgl *s = r->flow_state;
+	int which = which_of(r, leg);
+	struct kvp_http_buf *b = &s->info[which];
+	if (end != KVP_LEG_COMPLETE) {
+		leg_failed(r, end);
+		return;
+	}
+	if (kvp_sgl_info(r->w->json, b->p ? b->p : "", b->len, r->w->cfg->sidecar_sglang_version, mode[which],
+		    &s->port)) {
+		kvp_reply_error(r, &invalid, NULL);
+		return;
+	}
+	kvp_http_buf_free(b);
+	s->informed[which] = 1;
+	if (s->informed[PREFILL] && s->informed[DECODE])
+		generate(r);
+}
+
+static const struct kvp_leg_ops info_ops = {.on_head = info_head, .on_body = info_body, .on_done = info_done};
+
+static int ask_info(struct kvp_req *r, int which)
+{
+	struct kvp_worker *w = r->w;
+	struct kvp_leg_cfg cfg;
+	struct kvp_http_buf b = {0};
+	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &r->target, &cfg);
+	if (kvp_headers_side(
+		    r, which == PREFILL ? r->target.authority : w->engine, "/server_info", NULL, &b)) {
+		kvp_http_buf_free(&b);
+		return KVP_ERR_SYS;
+	}
+	cfg.body_max_bytes = INFO_MAX_BYTES;
+	cfg.request = &b;
+	kvp_leg_start(leg_of(r, which), &w->pool, &cfg, &info_ops, r);
+	return KVP_OK;
+}
+
+static void start(struct kvp_req *r)
+{
+	struct kvp_fail f = {400, "invalid_pd_request", "the request body is not a JSON object"};
+	struct kvp_json_val root;
+	int rc = kvp_pd_root(r->w->json, r->body.p ? r->body.p : "", r->body.len, &root);
+	if (!rc)
+		rc = r->adapter->check(r, root, &f);
+	kvp_json_trim(r->w->json, 1 << 20);
+	if (rc) {
+		kvp_reply_error(r, &f, NULL);
+		return;
+	}
+	r->flow_state = calloc(1, sizeof(struct sgl));
+	if (!r->flow_state || ask_info(r, PREFILL) || ask_info(r, DECODE))
+		kvp_reply_error(r, &no_memory, NULL);
+}
+
+static void finish(struct kvp_req *r)
+{
+	struct sgl *s = r->flow_state;
+	if (!s)
+		return;
+	/* Connections first: that is what stops an engine that reads. */
+	for (int i = PREFILL; i <= DECODE; i++) {
+		if (kvp_leg_runs(leg_of(r, i)))
+			kvp_count_add(&r->w->count.cancelled[i], 1);
+		kvp_leg_close(leg_of(r, i));
+	}
+	for (int i = PREFILL; i <= DECODE; i++) {
+		if (s->started && !s->complete[i])
+			abort_leg(r, i);
+		kvp_sgl_close(&s->check[i]);
+		kvp_http_buf_free(&s->info[i]);
+	}
+	kvp_http_buf_free(&s->head.text);
+	kvp_http_buf_free(&s->kept);
+	free(s);
+	r->flow_state = NULL;
+}
+
+const struct kvp_flow kvp_flow_sgl = {.start = start, .drained = kvp_relay_drained, .finish = finish};
+
+/* ---- the adapter ---- */
+
+static uint64_t body_max(const struct kvp_config *cfg)
+{
+	(void)cfg;
+	return SGL_MAX_BYTES;
+}
+
+static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f)
+{
+	int stream = kvp_pd_stream(root);
+	if (!kvp_pd_one(root, "n")) {
+		*f = (struct kvp_fail){400, "unsupported_pd_sampling", "n must be 1"};
+		return KVP_ERR_INVAL;
+	}
+	if (stream < 0) {
+		*f = (struct kvp_fail){400, "invalid_pd_request", "stream must be a boolean"};
+		return KVP_ERR_INVAL;
+	}
+	r->is_stream = stream == 1;
+	return KVP_OK;
+}
+
+const struct kvp_adapter kvp_adapter_sglang = {.name = "sglang",
+	.flow = &kvp_flow_sgl,
+	.too_large = "invalid_pd_request",
+	.body_max = body_max,
+	.check = check};

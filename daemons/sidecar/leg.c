@@ -1,0 +1,555 @@
+#include "daemons/sidecar/leg.h"
+
+#include <errno.h>
+#include <kvpick/err.h>
+#include <string.h>
+
+#define UNSOLICITED_MAX_BYTES 65536 /* requests up to this are in the kernel before their answer can come */
+
+enum conn_state { CONN_CONNECTING, CONN_RUNNING, CONN_IDLE };
+
+struct kvp_leg_conn {
+	struct kvp_leg_pool *pool;
+	struct kvp_leg_conn *next, **prev; /* busy or idle ones (newest first) */
+	struct kvp_leg *leg;
+	struct kvp_addr addr;
+	struct kvp_sock sock;
+	struct kvp_timer idle;
+	struct kvp_http_head head;
+	struct kvp_http_chunk chunk;
+	struct kvp_out out;
+	enum kvp_http_framing framing;
+	uint64_t left, tx_mark;
+	uint8_t state, reused;
+	uint8_t head_done; /* the final head is complete */
+	uint8_t in_recv;   /* our frame is on the stack: closing leaves the memory to it */
+	uint8_t closed;
+};
+
+static void on_gap(void *ctx, struct kvp_timer *t);
+
+static void conn_unlink(struct kvp_leg_conn *c)
+{
+	*c->prev = c->next;
+	if (c->next)
+		c->next->prev = c->prev;
+}
+
+static void conn_link(struct kvp_leg_conn *c, struct kvp_leg_conn **list)
+{
+	c->next = *list;
+	c->prev = list;
+	if (c->next)
+		c->next->prev = &c->next;
+	*list = c;
+}
+
+static void conn_release(struct kvp_leg_conn *c)
+{
+	kvp_http_head_free(&c->head);
+	kvp_http_buf_free(&c->out.pend);
+	free(c);
+}
+
+static void conn_close(struct kvp_leg_conn *c)
+{
+	struct kvp_leg_pool *p = c->pool;
+	conn_unlink(c);
+	p->open_cnt--;
+	p->idle_cnt -= c->state == CONN_IDLE;
+	kvp_timer_cancel(p->loop, &c->idle);
+	kvp_sock_close(&c->sock);
+	if (c->leg)
+		c->leg->conn = NULL;
+	c->leg = NULL;
+	c->closed = 1;
+	if (!c->in_recv)
+		conn_release(c);
+}
+
+static void on_idle_end(void *ctx, struct kvp_timer *t)
+{
+	(void)t;
+	conn_close(ctx);
+}
+
+static void leg_stop(struct kvp_leg *leg)
+{
+	if (leg->conn)
+		conn_close(leg->conn);
+	kvp_timer_cancel(leg->pool->loop, &leg->gap);
+	kvp_timer_cancel(leg->pool->loop, &leg->deadline);
+	kvp_loop_defer_cancel(&leg->failed);
+	kvp_name_cancel(&leg->name);
+	kvp_http_buf_free(&leg->request);
+	leg->head = NULL;
+	leg->running = 0;
+}
+
+static void leg_done(struct kvp_leg *leg, enum kvp_leg_end end)
+{
+	leg_stop(leg);
+	leg->ops->on_done(leg->ctx, leg, end);
+}
+
+void kvp_leg_close(struct kvp_leg *leg)
+{
+	if (leg->running)
+		leg_stop(leg);
+}
+
+static void on_failed(void *ctx)
+{
+	leg_done(ctx, KVP_LEG_FAILED);
+}
+
+/* Silence is counted while the engine owes something: not while the reader is paused, and not while the
+ * client has not sent the rest of its upload. */
+static void gap_set(struct kvp_leg *leg)
+{
+	struct kvp_loop *l = leg->pool->loop;
+	const struct kvp_leg_conn *c = leg->conn;
+	int waits = !c || c->state == CONN_CONNECTING, owes = waits; /* for a name or a connection */
+	if (!waits && !leg->paused)
+		owes = leg->ended_upload || kvp_out_len(&c->out) || leg->status;
+	if (!owes) {
+		kvp_timer_cancel(l, &leg->gap);
+		return;
+	}
+	uint64_t ns = waits ? leg->cfg.connect_ns : leg->cfg.gap_ns;
+	if (kvp_timer_set(l, &leg->gap, kvp_loop_now_ns(l) + ns, on_gap, leg))
+		kvp_loop_defer(l, &leg->failed, on_failed, leg);
+}
+
+static void on_gap(void *ctx, struct kvp_timer *t)
+{
+	struct kvp_leg *leg = ctx;
+	(void)t;
+	int waits = !leg->conn || leg->conn->state == CONN_CONNECTING;
+	leg_done(leg, waits ? KVP_LEG_CONNECT_TIMEOUT : KVP_LEG_READ_TIMEOUT);
+}
+
+static void on_deadline(void *ctx, struct kvp_timer *t)
+{
+	(void)t;
+	leg_done(ctx, KVP_LEG_DEADLINE);
+}
+
+/* The request is kept until an answer begins where that may be needed: on a connection that was used
+ * before. */
+static int request_send(struct kvp_leg_conn *c)
+{
+	struct kvp_leg *leg = c->leg;
+	int rc = KVP_OK;
+	c->tx_mark = c->sock.tx_bytes;
+	if (c->reused) {
+		rc = kvp_http_buf_put(&c->out.pend, leg->request.p, leg->request.len);
+	} else {
+		kvp_http_buf_free(&c->out.pend);
+		c->out.pend = leg->request;
+		leg->request = (struct kvp_http_buf){0};
+	}
+	kvp_out_kick(&c->out, &c->sock);
+	return rc;
+}
+
+static const struct kvp_sock_ops conn_ops;
+
+static int conn_new(struct kvp_leg *leg)
+{
+	struct kvp_leg_pool *p = leg->pool;
+	struct kvp_leg_conn *c = calloc(1, sizeof(*c));
+	if (!c)
+		return KVP_ERR_SYS;
+	c->pool = p;
+	c->addr = leg->cfg.to.addr[leg->addr_at];
+	c->head.line_max = c->head.header_max = p->head_max_bytes;
+	if (kvp_sock_connect(p->loop, &c->sock, &c->addr, &conn_ops, c)) {
+		free(c);
+		return KVP_ERR_SYS;
+	}
+	c->state = CONN_CONNECTING;
+	c->leg = leg;
+	leg->conn = c;
+	conn_link(c, &p->busy);
+	p->connects++;
+	p->open_cnt++;
+	gap_set(leg);
+	return KVP_OK;
+}
+
+static void on_connect(void *ctx, struct kvp_sock *s, int err)
+{
+	struct kvp_leg_conn *c = ctx;
+	struct kvp_leg *leg = c->leg;
+	(void)s;
+	if (err) {
+		conn_close(c);
+		if (++leg->addr_at < leg->cfg.to.cnt && conn_new(leg) == KVP_OK)
+			return;
+		leg_done(leg, KVP_LEG_REFUSED);
+		return;
+	}
+	c->state = CONN_RUNNING;
+	if (request_send(c)) {
+		leg_done(leg, KVP_LEG_FAILED);
+		return;
+	}
+	if (!leg->paused)
+		kvp_sock_recv_start(&c->sock);
+	gap_set(leg);
+}
+
+static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
+{
+	struct kvp_leg_conn *c = ctx;
+	uint64_t before = kvp_out_len(&c->out);
+	kvp_out_sent(&c->out, s, buf, err);
+	if (!c->leg)
+		return;
+	/* What the engine said before it stopped reading still comes: the end of its stream decides. */
+	gap_set(c->leg);
+	if (before > KVP_OUT_LOW_BYTES && kvp_out_len(&c->out) <= KVP_OUT_LOW_BYTES && c->leg->ops->on_room &&
+		!c->leg->ended_upload)
+		c->leg->ops->on_room(c->leg->ctx, c->leg);
+}
+
+/* The connection ended under its leg. */
+static void conn_died(struct kvp_leg_conn *c)
+{
+	struct kvp_leg *leg = c->leg;
+	int again = c->reused && !leg->got && !leg->retried && leg->request.len;
+	int head_done = c->head_done;
+	conn_close(c);
+	if (!again) {
+		leg_done(leg, head_done ? KVP_LEG_CUT : KVP_LEG_BROKEN);
+		return;
+	}
+	leg->retried = 1;
+	leg->pool->retried++;
+	if (conn_new(leg))
+		leg_done(leg, KVP_LEG_FAILED);
+}
+
+/* A complete response: the connection goes back if it is clean. */
+static void conn_finish(struct kvp_leg_conn *c, uint64_t rest)
+{
+	struct kvp_leg_pool *p = c->pool;
+	struct kvp_leg *leg = c->leg;
+	if (!c->head.keep_alive || rest || kvp_out_len(&c->out) || !leg->ended_upload || c->out.failed ||
+		kvp_timer_set(p->loop, &c->idle, kvp_loop_now_ns(p->loop) + p->idle_ms * UINT64_C(1000000),
+			on_idle_end, c)) {
+		leg_done(leg, KVP_LEG_COMPLETE);
+		return;
+	}
+	conn_unlink(c);
+	conn_link(c, &p->idle);
+	c->state = CONN_IDLE;
+	p->idle_cnt++;
+	if (leg->paused)
+		kvp_sock_recv_start(&c->sock); /* an idle connection is watched for its end */
+	if (p->idle_cnt > p->idle_max) {
+		struct kvp_leg_conn *oldest = c;
+		while (oldest->next)
+			oldest = oldest->next;
+		if (oldest != c)
+			conn_close(oldest);
+	}
+	leg->conn = NULL;
+	c->leg = NULL;
+	leg_done(leg, KVP_LEG_COMPLETE);
+}
+
+/* KVP_ERR_AGAIN: an interim response was passed over. */
+static int head_in(struct kvp_leg_conn *c)
+{
+	struct kvp_leg *leg = c->leg;
+	if (kvp_http_head_parse(&c->head, KVP_HTTP_KIND_RESPONSE))
+		return KVP_ERR_PROTO;
+	int status = c->head.status;
+	if (c->head.version >> 8 != 1 || status < 100 || status > 999 || status == 101)
+		return KVP_ERR_PROTO;
+	if (status < 200) {
+		kvp_http_head_reset(&c->head);
+		return KVP_ERR_AGAIN;
+	}
+	if (kvp_http_head_framing(&c->head, &c->framing, &c->left))
+		return KVP_ERR_PROTO;
+	c->head_done = 1;
+	leg->status = status;
+	leg->head = &c->head;
+	if (leg->cfg.is_head || status == 204 || status == 304) {
+		c->framing = KVP_HTTP_FRAME_LENGTH;
+		c->left = 0;
+	}
+	leg->ops->on_head(leg->ctx, leg);
+	if (!c->leg)
+		return KVP_OK;
+	int over = c->framing == KVP_HTTP_FRAME_LENGTH && leg->cfg.body_max_bytes &&
+		   c->left > leg->cfg.body_max_bytes;
+	return over ? KVP_ERR_LIMIT : KVP_OK;
+}
+
+static int body_in(struct kvp_leg_conn *c, const char *data, uint64_t len)
+{
+	struct kvp_leg *leg = c->leg;
+	if (!len)
+		return KVP_OK;
+	if (leg->cfg.body_max_bytes && len > leg->cfg.body_max_bytes - leg->body_bytes)
+		return KVP_ERR_LIMIT;
+	leg->body_bytes += len;
+	leg->ops->on_body(leg->ctx, leg, data, len);
+	return KVP_OK;
+}
+
+/* KVP_OK: complete, *used says where; KVP_ERR_AGAIN: more, or the leg was closed by its callbacks. */
+static int response_in(struct kvp_leg_conn *c, const char *data, uint64_t len, uint64_t *used)
+{
+	uint64_t at = 0, n;
+	int rc;
+	while (!c->head_done) {
+		rc = kvp_http_head_feed(&c->head, data + at, len - at, &n);
+		at += n;
+		if (rc)
+			return rc == KVP_ERR_AGAIN ? rc : KVP_ERR_PROTO;
+		rc = head_in(c);
+		if (!c->leg)
+			return KVP_ERR_AGAIN;
+		if (rc && rc != KVP_ERR_AGAIN)
+			return rc;
+	}
+	*used = at;
+	if (c->framing == KVP_HTTP_FRAME_NONE) {
+		*used = len;
+		return body_in(c, data + at, len - at) ? KVP_ERR_LIMIT : KVP_ERR_AGAIN;
+	}
+	if (c->framing == KVP_HTTP_FRAME_LENGTH) {
+		n = len - at < c->left ? len - at : c->left;
+		c->left -= n;
+		*used = at + n;
+		uint64_t left = c->left;
+		if (body_in(c, data + at, n))
+			return KVP_ERR_LIMIT;
+		return !c->leg || left ? KVP_ERR_AGAIN : KVP_OK;
+	}
+	for (rc = KVP_ERR_AGAIN; rc == KVP_ERR_AGAIN && at < len;) {
+		const char *out;
+		uint64_t out_len;
+		rc = kvp_http_chunk_feed(&c->chunk, data + at, len - at, &n, &out, &out_len);
+		at += n;
+		*used = at;
+		if (body_in(c, out, out_len))
+			return KVP_ERR_LIMIT;
+		if (!c->leg)
+			return KVP_ERR_AGAIN;
+	}
+	return rc;
+}
+
+static void recv_running(struct kvp_leg_conn *c, const char *data, uint64_t len)
+{
+	struct kvp_leg *leg = c->leg;
+	uint64_t used = 0;
+	if (!leg->got) {
+		leg->got = 1;
+		kvp_http_buf_free(&leg->request); /* no retry any more */
+	}
+	c->in_recv = 1;
+	int rc = response_in(c, data, len, &used);
+	if (c->leg) {
+		if (rc == KVP_OK)
+			conn_finish(c, len - used);
+		else if (rc == KVP_ERR_AGAIN)
+			gap_set(c->leg);
+		else if (rc == KVP_ERR_LIMIT)
+			leg_done(c->leg, KVP_LEG_TOO_LARGE);
+		else
+			leg_done(c->leg, c->head_done ? KVP_LEG_CUT : KVP_LEG_BROKEN);
+	}
+	c->in_recv = 0;
+	if (c->closed)
+		conn_release(c);
+}
+
+static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len)
+{
+	struct kvp_leg_conn *c = ctx;
+	(void)s;
+	if (c->state == CONN_IDLE) {
+		c->pool->stale++;
+		conn_close(c); /* its end, or bytes that nobody asked for */
+	} else if (len <= 0) {
+		if (len == 0 && c->head_done && c->framing == KVP_HTTP_FRAME_NONE)
+			leg_done(c->leg, KVP_LEG_COMPLETE);
+		else
+			conn_died(c);
+	} else if (c->reused && !c->leg->got && c->sock.tx_bytes == c->tx_mark &&
+		   c->leg->request.len <= UNSOLICITED_MAX_BYTES) {
+		conn_died(c); /* said before it was asked: no answer to this request */
+	} else {
+		recv_running(c, data, (uint64_t)len);
+	}
+}
+
+static const struct kvp_sock_ops conn_ops = {
+	.on_recv = on_recv, .on_sent = on_sent, .on_connect = on_connect};
+
+/* A connection that its server closed, or that has something to say unasked, shows it to a look that takes
+ * nothing. */
+static int is_stale(const struct kvp_leg_conn *c)
+{
+	char b;
+	ssize_t n = recv(c->sock.fd, &b, 1, MSG_PEEK | MSG_DONTWAIT);
+	return !(n < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+static int same_addr(const struct kvp_addr *a, const struct kvp_addr *b)
+{
+	return a->len == b->len && memcmp(&a->ss, &b->ss, a->len) == 0;
+}
+
+static struct kvp_leg_conn *idle_find(struct kvp_leg *leg)
+{
+	struct kvp_leg_pool *p = leg->pool;
+	for (struct kvp_leg_conn *c = p->idle, *next; c; c = next) {
+		int fits = 0;
+		next = c->next;
+		for (uint32_t i = 0; i < leg->cfg.to.cnt && !fits; i++)
+			fits = same_addr(&c->addr, &leg->cfg.to.addr[i]);
+		if (!fits)
+			continue;
+		if (!is_stale(c))
+			return c;
+		p->stale++;
+		conn_close(c);
+	}
+	return NULL;
+}
+
+static int idle_take(struct kvp_leg *leg)
+{
+	struct kvp_leg_pool *p = leg->pool;
+	struct kvp_leg_conn *c = leg->cfg.upload == KVP_LEG_LONG ? NULL : idle_find(leg);
+	if (!c)
+		return KVP_ERR_NOTFOUND;
+	conn_unlink(c);
+	conn_link(c, &p->busy);
+	p->idle_cnt--;
+	p->reused++;
+	kvp_timer_cancel(p->loop, &c->idle);
+	c->state = CONN_RUNNING;
+	c->reused = 1;
+	c->head_done = 0;
+	c->chunk = (struct kvp_http_chunk){0};
+	kvp_http_head_reset(&c->head);
+	c->leg = leg;
+	leg->conn = c;
+	int rc = request_send(c);
+	gap_set(leg);
+	return rc;
+}
+
+static int connect_any(struct kvp_leg *leg)
+{
+	int rc = idle_take(leg);
+	return rc == KVP_ERR_NOTFOUND ? conn_new(leg) : rc;
+}
+
+static void on_name(void *ctx, int err)
+{
+	struct kvp_leg *leg = ctx;
+	if (err)
+		leg_done(leg, KVP_LEG_REFUSED);
+	else if (connect_any(leg))
+		leg_done(leg, KVP_LEG_FAILED);
+}
+
+void kvp_leg_start(struct kvp_leg *leg, struct kvp_leg_pool *p, const struct kvp_leg_cfg *cfg,
+	const struct kvp_leg_ops *ops, void *ctx)
+{
+	*leg = (struct kvp_leg){.pool = p,
+		.ops = ops,
+		.ctx = ctx,
+		.cfg = *cfg,
+		.request = *cfg->request,
+		.start_ns = kvp_loop_now_ns(p->loop),
+		.ended_upload = cfg->upload == KVP_LEG_WHOLE,
+		.running = 1};
+	*cfg->request = (struct kvp_http_buf){0};
+	leg->cfg.request = NULL;
+	leg->cfg.host = NULL;
+	int rc = KVP_OK;
+	if (cfg->deadline_ns)
+		rc = kvp_timer_set(p->loop, &leg->deadline, cfg->deadline_ns, on_deadline, leg);
+	if (!rc && !cfg->to.cnt) {
+		rc = kvp_name_find(&p->names, cfg->host, cfg->port, &leg->cfg.to, &leg->name, on_name, leg);
+		if (rc == KVP_ERR_AGAIN) {
+			gap_set(leg);
+			return;
+		}
+	}
+	if (rc || (rc = connect_any(leg)))
+		kvp_loop_defer(p->loop, &leg->failed, on_failed, leg);
+}
+
+/* Before the connection is there, the upload is gathered behind the head; on one that was used before, also
+ * after, for the retry. */
+void kvp_leg_put(struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	struct kvp_leg_conn *c = leg->conn;
+	int sends = c && c->state == CONN_RUNNING, rc = KVP_OK;
+	if (!leg->running || (c && c->out.failed))
+		return;
+	if (!sends || (c->reused && leg->request.len))
+		rc = kvp_http_buf_put(&leg->request, data, len);
+	if (!rc && sends)
+		rc = kvp_http_buf_put(&c->out.pend, data, len);
+	if (rc) {
+		kvp_loop_defer(leg->pool->loop, &leg->failed, on_failed, leg);
+	} else if (sends) {
+		kvp_out_kick(&c->out, &c->sock);
+		gap_set(leg);
+	}
+}
+
+void kvp_leg_put_end(struct kvp_leg *leg)
+{
+	leg->ended_upload = 1;
+	if (leg->running)
+		gap_set(leg);
+}
+
+uint64_t kvp_leg_unsent(const struct kvp_leg *leg)
+{
+	const struct kvp_leg_conn *c = leg->conn;
+	return !leg->running ? 0 : c && c->state == CONN_RUNNING ? kvp_out_len(&c->out) : leg->request.len;
+}
+
+void kvp_leg_pause(struct kvp_leg *leg)
+{
+	if (!leg->running || leg->paused)
+		return;
+	leg->paused = 1;
+	if (leg->conn && leg->conn->state == CONN_RUNNING)
+		kvp_sock_recv_stop(&leg->conn->sock);
+	gap_set(leg);
+}
+
+void kvp_leg_resume(struct kvp_leg *leg)
+{
+	if (!leg->running || !leg->paused)
+		return;
+	leg->paused = 0;
+	if (leg->conn && leg->conn->state == CONN_RUNNING)
+		kvp_sock_recv_start(&leg->conn->sock);
+	gap_set(leg);
+}
+
+void kvp_leg_pool_end(struct kvp_leg_pool *p)
+{
+	while (p->idle)
+		conn_close(p->idle);
+	while (p->busy)
+		conn_close(p->busy);
+	kvp_names_end(&p->names);
+}

@@ -1,0 +1,106 @@
+/* daemons/sidecar/leg.h - calls to engines: pooled HTTP/1.1 connections, streamed both ways with
+ * back-pressure.
+ *
+ * Shape      a pool holds idle connections by address. A leg (embedded in the user's struct) is one request
+ *            and its response; it owns one connection while it runs.
+ * Truth      the thread of the pool's loop only.
+ * Ordering   on_head once, on_body any number of times, on_done exactly once - unless the leg is closed, then
+ *            nothing more. None of them runs inside kvp_leg_start. In on_done the leg may be started again.
+ * Retry      an idle connection that its server closed is noticed before use; a reused one that dies before
+ *            the first response byte: once more on a fresh one, if the whole request is still held. Nothing
+ *            else is repeated; redirects are ordinary responses.
+ * Bounds     a paused leg takes at most two more receives; what waits to be sent is bounded by the user, who
+ *            stops at KVP_OUT_HIGH_BYTES and goes on at on_room.
+ * Crash      process-local.
+ * Proved by  tests/s_sidecar.t, tests/s_sidecar_vectors.t
+ */
+#ifndef KVP_SIDECAR_LEG_H
+#define KVP_SIDECAR_LEG_H
+
+#include "daemons/sidecar/names.h"
+#include "daemons/sidecar/out.h"
+#include "ipc/http_parse.h"
+#include "ipc/loop.h"
+
+struct kvp_leg_conn;
+
+struct kvp_leg_pool { /* zeroed, then loop and limits set */
+	struct kvp_loop *loop;
+	uint32_t idle_max, idle_ms, head_max_bytes;
+	struct kvp_names names;
+	struct kvp_leg_conn *busy, *idle;
+	uint64_t open_cnt, idle_cnt;		   /* gauges */
+	uint64_t connects, reused, retried, stale; /* since start */
+};
+void kvp_leg_pool_end(struct kvp_leg_pool *p); /* closes idle connections; no leg may run */
+
+enum kvp_leg_end {
+	KVP_LEG_COMPLETE,
+	KVP_LEG_REFUSED,	 /* no connection */
+	KVP_LEG_CONNECT_TIMEOUT, /* none in time */
+	KVP_LEG_READ_TIMEOUT,	 /* a gap that was too long */
+	KVP_LEG_DEADLINE,	 /* the whole took too long */
+	KVP_LEG_BROKEN,		 /* ended or was no HTTP before its head was complete */
+	KVP_LEG_CUT,		 /* the same behind its head */
+	KVP_LEG_TOO_LARGE,	 /* over body_max_bytes */
+	KVP_LEG_FAILED		 /* no memory or descriptors here */
+};
+
+struct kvp_leg;
+struct kvp_leg_ops {
+	void (*on_head)(void *ctx, struct kvp_leg *leg);
+	void (*on_body)(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len);
+	void (*on_done)(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end);
+	void (*on_room)(void *ctx, struct kvp_leg *leg); /* may be NULL for legs without an upload */
+};
+
+/* How the request comes: whole; in pieces of at most KVP_LEG_HELD_MAX bytes in all; in any number of them.
+ * The last takes no connection that was used before, because it could not be repeated. */
+#define KVP_LEG_HELD_MAX 65536
+enum kvp_leg_upload { KVP_LEG_WHOLE, KVP_LEG_SHORT, KVP_LEG_LONG };
+
+struct kvp_leg_cfg {
+	struct kvp_addrs to; /* tried one after the other; none: host is looked up */
+	const char *host;    /* literal or name; not kept */
+	uint16_t port;
+	struct kvp_http_buf *request; /* head and body; taken over, also on failure */
+	enum kvp_leg_upload upload;   /* not WHOLE: more comes by kvp_leg_put, up to kvp_leg_put_end */
+	uint8_t is_head;	      /* of a HEAD request: the response has no body */
+	uint64_t connect_ns, gap_ns;  /* longest connect, longest silence */
+	uint64_t deadline_ns;	      /* of the loop's clock; 0 = none */
+	uint64_t body_max_bytes;      /* of the response; 0 = no limit */
+};
+
+struct kvp_leg { /* zeroed at first; private but for status, head, got */
+	struct kvp_leg_pool *pool;
+	const struct kvp_leg_ops *ops;
+	void *ctx;
+	struct kvp_leg_conn *conn;
+	struct kvp_timer gap, deadline;
+	struct kvp_defer failed;
+	struct kvp_name_wait name;
+	struct kvp_leg_cfg cfg;
+	struct kvp_http_buf request;
+	const struct kvp_http_head *head; /* of the response, from on_head until the call of on_done */
+	uint64_t body_bytes, start_ns;
+	uint32_t addr_at;
+	int status; /* 0 before the head */
+	uint8_t got, running, paused, retried, ended_upload;
+};
+
+/* kvp_leg_start: never fails at once, on_done tells. */
+void kvp_leg_start(struct kvp_leg *leg, struct kvp_leg_pool *p, const struct kvp_leg_cfg *cfg,
+	const struct kvp_leg_ops *ops, void *ctx);
+static inline int kvp_leg_runs(const struct kvp_leg *leg)
+{
+	return leg->running;
+}
+/* kvp_leg_close ends a running leg without callbacks; its connection is closed. Not running: nothing. */
+void kvp_leg_close(struct kvp_leg *leg);
+/* Streamed upload. kvp_leg_unsent: bytes not yet in the kernel's hands. */
+void kvp_leg_put(struct kvp_leg *leg, const char *data, uint64_t len);
+void kvp_leg_put_end(struct kvp_leg *leg);
+uint64_t kvp_leg_unsent(const struct kvp_leg *leg);
+void kvp_leg_pause(struct kvp_leg *leg);
+void kvp_leg_resume(struct kvp_leg *leg);
+#endif

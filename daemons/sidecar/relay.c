@@ -1,0 +1,146 @@
+#include <kvpick/err.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemons/sidecar/conn.h"
+
+void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, const struct kvp_target *t,
+	struct kvp_leg_cfg *cfg)
+{
+	uint16_t port = (uint16_t)w->cfg->decode_engine_port;
+	*cfg = (struct kvp_leg_cfg){.connect_ns = w->cfg->sidecar_connect_timeout_ms * UINT64_C(1000000),
+		.gap_ns = w->cfg->sidecar_read_timeout_ms * UINT64_C(1000000)};
+	if (kind == KVP_ENGINE_PREFILL) {
+		cfg->host = t->host;
+		cfg->port = t->port;
+		return;
+	}
+	/* Engines bind one of the two, often only the first. */
+	kvp_addr_ip(&cfg->to.addr[0], "127.0.0.1", port);
+	kvp_addr_ip(&cfg->to.addr[1], "::1", port);
+	cfg->to.cnt = 2;
+}
+
+static void on_head(void *ctx, struct kvp_leg *leg)
+{
+	kvp_reply_head(ctx, leg->head);
+}
+
+static void on_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	if (kvp_reply_body(ctx, data, len) >= KVP_OUT_HIGH_BYTES)
+		kvp_leg_pause(leg);
+}
+
+static void count_leg(struct kvp_req *r, const struct kvp_leg *leg)
+{
+	kvp_count_leg(&r->w->count, KVP_COUNT_DECODE, kvp_loop_now_ns(r->w->loop) - leg->start_ns);
+}
+
+static void on_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
+{
+	static const struct kvp_fail error = {502, "decode_upstream_error",
+					     "the decode engine could not be reached or broke off"},
+				     late = {504, "decode_upstream_timeout",
+					     "the decode engine did not answer in time"};
+	struct kvp_req *r = ctx;
+	count_leg(r, leg);
+	if (r->replied && end == KVP_LEG_COMPLETE)
+		kvp_reply_end(r, KVP_RESULT_OK);
+	else if (r->replied)
+		kvp_reply_cut(r, KVP_RESULT_DECODE_CUT);
+	else if (end == KVP_LEG_READ_TIMEOUT || end == KVP_LEG_CONNECT_TIMEOUT)
+		kvp_reply_error(r, &late, NULL);
+	else
+		kvp_reply_error(r, &error, NULL);
+}
+
+static void on_room(void *ctx, struct kvp_leg *leg)
+{
+	struct kvp_req *r = ctx;
+	(void)leg;
+	kvp_conn_room(r->conn);
+}
+
+const struct kvp_leg_ops kvp_relay_ops = {on_head, on_body, on_done, on_room};
+
+void kvp_relay_drained(struct kvp_req *r)
+{
+	kvp_leg_resume(&r->decode);
+}
+
+void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_buf *body)
+{
+	struct kvp_leg_cfg cfg;
+	struct kvp_http_buf b = {0};
+	kvp_engine_cfg(r->w, KVP_ENGINE_LOCAL, NULL, &cfg);
+	int rc = kvp_headers_request(r, kind, r->w->engine, body->len, &b);
+	rc = rc ? rc : kvp_http_buf_put(&b, body->p, body->len);
+	kvp_http_buf_free(body);
+	if (rc) {
+		struct kvp_fail f = {503, "other", "out of memory"};
+		kvp_http_buf_free(&b);
+		kvp_reply_error(r, &f, NULL);
+		return;
+	}
+	cfg.request = &b;
+	kvp_leg_start(&r->decode, &r->w->pool, &cfg, &kvp_relay_ops, r);
+}
+
+/* ---- passed through: one leg, both ways streamed ---- */
+
+static void pass_start(struct kvp_req *r)
+{
+	const struct kvp_http_in *in = &r->conn->in;
+	struct kvp_leg_cfg cfg;
+	struct kvp_http_buf b = {0};
+	uint64_t length = in->framing == KVP_HTTP_FRAME_CHUNKED	 ? KVP_LENGTH_CHUNKED
+			  : in->framing == KVP_HTTP_FRAME_LENGTH ? in->length
+								 : KVP_LENGTH_NONE;
+	kvp_engine_cfg(r->w, KVP_ENGINE_LOCAL, NULL, &cfg);
+	if (kvp_headers_request(r, KVP_LEG_PASS, r->w->engine, length, &b)) {
+		struct kvp_fail f = {503, "other", "out of memory"};
+		kvp_http_buf_free(&b);
+		kvp_reply_error(r, &f, NULL);
+		return;
+	}
+	cfg.request = &b;
+	cfg.is_head = r->is_head;
+	cfg.upload = length == KVP_LENGTH_NONE || !length ? KVP_LEG_WHOLE
+		     : length <= KVP_LEG_HELD_MAX	  ? KVP_LEG_SHORT
+							  : KVP_LEG_LONG;
+	kvp_leg_start(&r->decode, &r->w->pool, &cfg, &kvp_relay_ops, r);
+}
+
+static void pass_body(struct kvp_req *r, const char *data, uint64_t len)
+{
+	char size[24];
+	if (r->conn->in.framing != KVP_HTTP_FRAME_CHUNKED) {
+		kvp_leg_put(&r->decode, data, len);
+		return;
+	}
+	int n = snprintf(size, sizeof(size), "%llx\r\n", (unsigned long long)len);
+	kvp_leg_put(&r->decode, size, (uint64_t)n);
+	kvp_leg_put(&r->decode, data, len);
+	kvp_leg_put(&r->decode, "\r\n", 2);
+}
+
+static void pass_end(struct kvp_req *r)
+{
+	if (r->conn->in.framing == KVP_HTTP_FRAME_CHUNKED)
+		kvp_leg_put(&r->decode, "0\r\n\r\n", 5);
+	kvp_leg_put_end(&r->decode);
+}
+
+static void pass_finish(struct kvp_req *r)
+{
+	if (kvp_leg_runs(&r->decode))
+		kvp_count_add(&r->w->count.cancelled[KVP_COUNT_DECODE], 1);
+	kvp_leg_close(&r->decode);
+}
+
+const struct kvp_flow kvp_flow_pass = {.start = pass_start,
+	.stream_body = pass_body,
+	.stream_end = pass_end,
+	.drained = kvp_relay_drained,
+	.finish = pass_finish};

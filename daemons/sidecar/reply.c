@@ -1,0 +1,197 @@
+#include <kvpick/err.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemons/sidecar/conn.h"
+
+static const char *const result_text[KVP_RESULT_CNT] = {
+#define X(name, text) text,
+	KVP_RESULTS(X)
+#undef X
+};
+
+static enum kvp_result result_of(const char *code)
+{
+	for (unsigned i = 0; i < KVP_RESULT_CNT; i++)
+		if (strcmp(result_text[i], code) == 0)
+			return (enum kvp_result)i;
+	return KVP_RESULT_OTHER;
+}
+
+static const char *reason(int status)
+{
+	static const struct {
+		int status;
+		const char *text;
+	} known[] = {{200, "OK"}, {400, "Bad Request"}, {401, "Unauthorized"}, {403, "Forbidden"},
+		{404, "Not Found"}, {405, "Method Not Allowed"}, {408, "Request Timeout"},
+		{413, "Content Too Large"}, {414, "URI Too Long"}, {417, "Expectation Failed"},
+		{422, "Unprocessable Content"}, {429, "Too Many Requests"},
+		{431, "Request Header Fields Too Large"}, {500, "Internal Server Error"},
+		{501, "Not Implemented"}, {502, "Bad Gateway"}, {503, "Service Unavailable"},
+		{504, "Gateway Timeout"}, {505, "HTTP Version Not Supported"}};
+	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+		if (known[i].status == status)
+			return known[i].text;
+	return "Status";
+}
+
+static int put_text(struct kvp_http_buf *b, const char *t)
+{
+	return kvp_http_buf_put(b, t, strlen(t));
+}
+
+/* The whole head. length: KVP_LENGTH_NONE without a content-length. */
+static int head_build(struct kvp_req *r, struct kvp_http_buf *b, const char *status, uint64_t status_len,
+	const char *fields, uint64_t fields_len, uint64_t length)
+{
+	struct kvp_conn *c = r->conn;
+	char line[64];
+	if (c->w->draining)
+		c->keep = 0;
+	/* An answer before the end of the upload ends the connection. */
+	int closes = !c->keep || c->state == KVP_CONN_BODY || r->framing == KVP_REPLY_CLOSE;
+	int rc = c->prefix_out ? KVP_OK : put_text(b, "HTTP/1.1 ");
+	c->prefix_out = 0;
+	rc = rc ? rc : kvp_http_buf_put(b, status, status_len);
+	rc = rc ? rc : put_text(b, "\r\n");
+	rc = rc ? rc : kvp_http_buf_put(b, fields, fields_len);
+	if (r->framing == KVP_REPLY_CHUNKED) {
+		rc = rc ? rc : put_text(b, "transfer-encoding: chunked\r\n");
+	} else if (length != KVP_LENGTH_NONE) {
+		snprintf(line, sizeof(line), "content-length: %llu\r\n", (unsigned long long)length);
+		rc = rc ? rc : put_text(b, line);
+	}
+	if (closes)
+		rc = rc ? rc : put_text(b, "connection: close\r\n");
+	return rc ? rc : put_text(b, "\r\n");
+}
+
+static void put_or_fail(struct kvp_conn *c, struct kvp_http_buf *b, int rc)
+{
+	if (rc) {
+		c->out.failed = 1;
+		kvp_conn_later(c);
+	} else {
+		kvp_conn_put(c, b->p, b->len);
+	}
+	kvp_http_buf_free(b);
+}
+
+int kvp_reply_keep_head(struct kvp_kept_head *k, const struct kvp_http_head *h)
+{
+	/* The engine's status line behind "HTTP/1.x ": the parser let no control bytes through. */
+	k->status_len = h->line_len > 9 ? h->line_len - 9 : 0;
+	k->status = h->status;
+	int rc = kvp_http_buf_put(&k->text, h->raw.p + 9, k->status_len);
+	return rc ? rc : kvp_headers_answer(h, &k->text);
+}
+
+void kvp_reply_kept_head(struct kvp_req *r, const struct kvp_kept_head *k)
+{
+	struct kvp_conn *c = r->conn;
+	struct kvp_http_buf b = {0};
+	int none = r->is_head || k->status == 204 || k->status == 304;
+	r->replied = 1;
+	r->framing = none ? KVP_REPLY_NONE : c->in.req.minor == 0 ? KVP_REPLY_CLOSE : KVP_REPLY_CHUNKED;
+	int rc = head_build(r, &b, k->text.p, k->status_len, k->text.p + k->status_len,
+		k->text.len - k->status_len, KVP_LENGTH_NONE);
+	put_or_fail(c, &b, rc);
+}
+
+void kvp_reply_head(struct kvp_req *r, const struct kvp_http_head *h)
+{
+	struct kvp_kept_head k = {.status_len = 0};
+	if (kvp_reply_keep_head(&k, h) == KVP_OK)
+		kvp_reply_kept_head(r, &k);
+	else
+		r->conn->out.failed = 1;
+	kvp_http_buf_free(&k.text);
+	if (r->conn->out.failed)
+		kvp_conn_later(r->conn);
+}
+
+uint64_t kvp_reply_body(struct kvp_req *r, const char *data, uint64_t len)
+{
+	struct kvp_conn *c = r->conn;
+	char size[24];
+	if (!len || r->framing == KVP_REPLY_NONE || c->out.failed)
+		return kvp_out_len(&c->out);
+	int chunked = r->framing == KVP_REPLY_CHUNKED, n = 0;
+	if (chunked)
+		n = snprintf(size, sizeof(size), "%llx\r\n", (unsigned long long)len);
+	/* Gathered as one piece: one send a chunk. */
+	struct kvp_http_buf *b = &c->out.pend;
+	int rc = kvp_http_buf_room(b, len + (uint64_t)n + 2);
+	rc = rc ? rc : kvp_http_buf_put(b, size, (uint64_t)n);
+	rc = rc ? rc : kvp_http_buf_put(b, data, chunked ? len : len - 1);
+	if (rc) {
+		c->out.failed = 1;
+		kvp_conn_later(c);
+		return 0;
+	}
+	kvp_conn_put(c, chunked ? "\r\n" : data + len - 1, chunked ? 2 : 1);
+	return kvp_out_len(&c->out);
+}
+
+void kvp_reply_end(struct kvp_req *r, enum kvp_result result)
+{
+	if (r->framing == KVP_REPLY_CHUNKED)
+		kvp_conn_put(r->conn, "0\r\n\r\n", 5);
+	if (r->framing == KVP_REPLY_CLOSE)
+		r->conn->keep = 0;
+	kvp_req_end(r, result);
+}
+
+void kvp_reply_cut(struct kvp_req *r, enum kvp_result result)
+{
+	/* Where the end of the connection is the end of the body, only a reset says that it is not. */
+	r->conn->keep = 0;
+	r->conn->cut = r->framing == KVP_REPLY_CLOSE;
+	kvp_req_end(r, result);
+}
+
+static void reply_own(struct kvp_req *r, int status, const struct kvp_http_buf *fields, const char *body,
+	uint64_t len, enum kvp_result result)
+{
+	struct kvp_http_buf b = {0};
+	char line[64];
+	int n = snprintf(line, sizeof(line), "%d %s", status, reason(status));
+	r->replied = 1;
+	r->framing = KVP_REPLY_NONE;
+	int rc = head_build(r, &b, line, (uint64_t)n, fields->p, fields->len, len);
+	if (!r->is_head)
+		rc = rc ? rc : kvp_http_buf_put(&b, body, len);
+	put_or_fail(r->conn, &b, rc);
+	kvp_req_end(r, result);
+}
+
+void kvp_reply_whole(struct kvp_req *r, int status, const char *content_type, const char *body, uint64_t len)
+{
+	struct kvp_http_buf f = {0};
+	char line[96];
+	if (content_type) {
+		int n = snprintf(line, sizeof(line), "content-type: %s\r\n", content_type);
+		kvp_http_buf_put(&f, line, (uint64_t)n);
+	}
+	if (status == 405)
+		put_text(&f, r->path == KVP_PATH_OTHER ? "allow: GET, HEAD\r\n" : "allow: POST\r\n");
+	reply_own(r, status, &f, body, len, status == 200 ? KVP_RESULT_OK : KVP_RESULT_OTHER);
+	kvp_http_buf_free(&f);
+}
+
+void kvp_reply_error(struct kvp_req *r, const struct kvp_fail *f, const char *retry_after)
+{
+	struct kvp_http_buf fields = {0};
+	char body[512], line[192];
+	int n = snprintf(body, sizeof(body),
+		"{\"error\":{\"message\":\"%s\",\"type\":\"server_error\",\"param\":null,\"code\":\"%s\"}}",
+		f->message, f->code);
+	put_text(&fields, "content-type: application/json\r\n");
+	if (retry_after) {
+		snprintf(line, sizeof(line), "retry-after: %s\r\n", retry_after);
+		put_text(&fields, line);
+	}
+	reply_own(r, f->status, &fields, body, (uint64_t)n, result_of(f->code));
+	kvp_http_buf_free(&fields);
+}

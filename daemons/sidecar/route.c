@@ -1,0 +1,184 @@
+#include <kvpick/err.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemons/sidecar/conn.h"
+
+#define LLMD_LINES_MAX 16
+
+static int path_is(const struct kvp_http_req *q, const char *path)
+{
+	size_t len = strlen(path);
+	return q->path_len == len && memcmp(q->path, path, len) == 0;
+}
+
+/* A path that could climb out of /v1/ at the engine is none below it. */
+static int climbs(const struct kvp_http_req *q)
+{
+	const char *p = q->path, *end = p + q->path_len;
+	while (p < end) {
+		const char *slash = memchr(p, '/', (size_t)(end - p)), *to = slash ? slash : end;
+		unsigned dots = 0, other = 0;
+		for (const char *c = p; c < to; c++) {
+			if (*c == '.')
+				dots++;
+			else if (to - c >= 3 && c[0] == '%' && c[1] == '2' && (c[2] == 'e' || c[2] == 'E')) {
+				dots++;
+				c += 2;
+			} else {
+				other = 1;
+			}
+		}
+		if (dots && dots <= 2 && !other)
+			return 1;
+		p = to + 1;
+	}
+	return 0;
+}
+
+static enum kvp_req_path path_of(const struct kvp_worker *w, const struct kvp_http_req *q)
+{
+	if (path_is(q, "/v1/chat/completions"))
+		return KVP_PATH_CHAT;
+	if (path_is(q, "/v1/completions"))
+		return KVP_PATH_COMPLETIONS;
+	return w->cfg->sidecar_profile && path_is(q, "/v1/responses") ? KVP_PATH_RESPONSES : KVP_PATH_OTHER;
+}
+
+static int is_proxied(const struct kvp_worker *w, const struct kvp_http_req *q)
+{
+	if (w->cfg->sidecar_profile)
+		return 1;
+	return q->path_len > 4 && memcmp(q->path, "/v1/", 4) == 0 && !climbs(q);
+}
+
+static void mint_request_id(struct kvp_req *r)
+{
+	static const char hex[] = "0123456789abcdef";
+	uint8_t b[16];
+	if (kvp_headers_count(kvp_req_head(r), "x-request-id") ||
+		getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
+		return;
+	b[6] = (uint8_t)((b[6] & 15) | 0x40);
+	b[8] = (uint8_t)((b[8] & 63) | 0x80);
+	char *p = r->request_id;
+	for (int i = 0; i < 16; i++) {
+		if (i == 4 || i == 6 || i == 8 || i == 10)
+			*p++ = '-';
+		*p++ = hex[b[i] >> 4];
+		*p++ = hex[b[i] & 15];
+	}
+	*p = 0;
+}
+
+/* What the prefill header says: 1 a target, 0 none, KVP_ERR_INVAL. */
+static int target_strict(struct kvp_req *r)
+{
+	uint32_t len = 0, cnt = 0;
+	const char *v = kvp_http_head_find(kvp_req_head(r), KVP_TARGET_HEADER, &len, &cnt);
+	if (!cnt)
+		return 0;
+	return cnt > 1 || kvp_target_parse(v, len, &r->target) ? KVP_ERR_INVAL : 1;
+}
+
+static int target_lenient(struct kvp_req *r)
+{
+	const struct kvp_http_head *h = kvp_req_head(r);
+	struct kvp_target_text line[LLMD_LINES_MAX], first;
+	size_t n = 0, name_len = strlen(KVP_TARGET_HEADER);
+	for (uint32_t i = 0; i < h->field_cnt && n < LLMD_LINES_MAX; i++)
+		if (h->field[i].name_len == name_len &&
+			strncasecmp(h->raw.p + h->field[i].name, KVP_TARGET_HEADER, name_len) == 0)
+			line[n++] = (struct kvp_target_text){h->raw.p + h->field[i].val, h->field[i].val_len};
+	if (!kvp_target_pick(line, n, &first, 1))
+		return 0;
+	return kvp_target_parse(first.ptr, first.len, &r->target) ? KVP_ERR_INVAL : 1;
+}
+
+static void refuse(struct kvp_req *r, int status, const char *code, const char *message)
+{
+	struct kvp_fail f = {status, code, message};
+	kvp_reply_error(r, &f, NULL);
+}
+
+/* The flow of a request that goes to an engine; 0 = answered. */
+static int choose(struct kvp_req *r)
+{
+	static const struct kvp_adapter *const adapter[] = {[KVP_PD_VLLM_NIXL] = &kvp_adapter_vllm,
+		[KVP_PD_SGLANG] = &kvp_adapter_sglang,
+		[KVP_PD_TRTLLM] = &kvp_adapter_trtllm};
+	const struct kvp_config *cfg = r->w->cfg;
+	int found = 0;
+	r->flow = &kvp_flow_pass;
+	if (r->path != KVP_PATH_OTHER)
+		found = cfg->sidecar_profile ? target_lenient(r) : target_strict(r);
+	if (found < 0) {
+		r->flow = NULL;
+		refuse(r, 502, "invalid_epp_metadata", "the prefill endpoint of the request is not valid");
+		return 0;
+	}
+	if (!found)
+		return 1;
+	r->flow = NULL;
+	if (!kvp_target_allowed(cfg->sidecar_prefill_allowlist, &r->target)) {
+		refuse(r, 502, "invalid_epp_metadata", "the prefill endpoint of the request is not allowed");
+		return 0;
+	}
+	const struct kvp_adapter *a = adapter[cfg->eff.sidecar_adapter];
+	if (cfg->sidecar_profile)
+		a = &kvp_adapter_llmd;
+	if (!a) {
+		refuse(r, 501, "pd_adapter_unavailable", "no prefill/decode protocol is configured here");
+		return 0;
+	}
+	r->adapter = a;
+	r->flow = a->flow;
+	return 1;
+}
+
+static void begin(struct kvp_req *r)
+{
+	struct kvp_worker *w = r->w;
+	uint64_t max = w->cfg->sidecar_max_streams;
+	const struct kvp_flow *flow = r->flow;
+	if (kvp_faa_rlx_u64(&w->sidecar->stream_cnt, 1) >= max && max) {
+		kvp_faa_rlx_u64(&w->sidecar->stream_cnt, (uint64_t)-1);
+		r->flow = NULL;
+		refuse(r, 503, "too_many_streams", "too many requests run");
+		return;
+	}
+	kvp_count_add(&w->count.streams, 1);
+	mint_request_id(r);
+	r->conn->state = KVP_CONN_BODY;
+	if (flow->stream_body)
+		flow->start(r);
+}
+
+void kvp_conn_route(struct kvp_conn *c)
+{
+	struct kvp_worker *w = c->w;
+	struct kvp_req *r = &c->req;
+	const struct kvp_http_req *q = &c->in.req;
+	int has_body = c->in.framing == KVP_HTTP_FRAME_CHUNKED ||
+		       (c->in.framing == KVP_HTTP_FRAME_LENGTH && c->in.length);
+	*r = (struct kvp_req){.w = w,
+		.conn = c,
+		.start_ns = kvp_loop_now_ns(w->loop),
+		.path = path_of(w, q),
+		.is_head = q->is_head,
+		.running = 1};
+	c->state = has_body ? KVP_CONN_BODY : KVP_CONN_WAIT;
+	if (path_is(q, "/health") || path_is(q, "/ready")) {
+		kvp_count_add(&w->count.local, 1);
+		int ready = q->path_len == 7 || !w->draining;
+		kvp_reply_whole(r, q->method != KVP_HTTP_GET ? 405 : ready ? 200 : 503, NULL, "", 0);
+	} else if (r->path != KVP_PATH_OTHER && q->method != KVP_HTTP_POST) {
+		kvp_reply_whole(r, 405, NULL, "", 0);
+	} else if (r->path == KVP_PATH_OTHER && !is_proxied(w, q)) {
+		kvp_count_add(&w->count.not_found, 1);
+		kvp_reply_whole(r, 404, NULL, "", 0);
+	} else if (choose(r)) {
+		begin(r);
+	}
+}

@@ -1,0 +1,173 @@
+#include <kvpick/err.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemons/sidecar/conn.h"
+
+/* Prefill first, its answer whole; then the decode leg, whose answer the client gets. */
+
+struct seq {
+	struct kvp_http_buf answer; /* of the prefill leg */
+	uint8_t relays;		    /* it is the client's */
+};
+
+static const struct kvp_fail no_memory = {503, "other", "out of memory"};
+
+/* The decode engine gets the client's body and all of the work. */
+static void fall_back(struct kvp_req *r)
+{
+	kvp_leg_close(&r->prefill);
+	kvp_relay_start(r, KVP_LEG_DECODE, &r->body);
+}
+
+static void failed(struct kvp_req *r, const struct kvp_fail *f)
+{
+	if (r->adapter->prefill_failure == KVP_FAILURE_FALLS_BACK)
+		fall_back(r);
+	else
+		kvp_reply_error(r, f, NULL);
+}
+
+static void on_head(void *ctx, struct kvp_leg *leg)
+{
+	struct kvp_req *r = ctx;
+	struct seq *s = r->flow_state;
+	/* A status that forbids a body cannot carry the reason. */
+	struct kvp_fail f = {leg->status == 304 ? 502 : leg->status, "prefill_upstream_error",
+		"the prefill engine refused the request"};
+	if (leg->status >= 200 && leg->status < 300)
+		return;
+	if (r->adapter->prefill_failure == KVP_FAILURE_FALLS_BACK && leg->status >= 400 &&
+		leg->status <= 451) {
+		s->relays = 1;
+		kvp_reply_head(r, leg->head);
+		return;
+	}
+	failed(r, &f);
+}
+
+static void on_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	struct kvp_req *r = ctx;
+	struct seq *s = r->flow_state;
+	if (s->relays) {
+		if (kvp_reply_body(r, data, len) >= KVP_OUT_HIGH_BYTES)
+			kvp_leg_pause(leg);
+	} else if (kvp_http_buf_put(&s->answer, data, len)) {
+		kvp_reply_error(r, &no_memory, NULL);
+	}
+}
+
+static void answered(struct kvp_req *r)
+{
+	struct seq *s = r->flow_state;
+	struct kvp_http_buf body = {0};
+	struct kvp_fail f = {
+		502, "invalid_prefill_handoff", "the answer of the prefill engine is not usable"};
+	enum kvp_answer what =
+		r->adapter->prefill_answer(r, s->answer.p ? s->answer.p : "", s->answer.len, &body, &f);
+	kvp_http_buf_free(&s->answer);
+	kvp_http_buf_free(&r->body);
+	if (what == KVP_ANSWER_DECODE) {
+		kvp_relay_start(r, KVP_LEG_DECODE, &body);
+		return;
+	}
+	if (what == KVP_ANSWER_DIRECT)
+		kvp_reply_whole(
+			r, 200, r->is_stream ? "text/event-stream" : "application/json", body.p, body.len);
+	else
+		kvp_reply_error(r, &f, NULL);
+	kvp_http_buf_free(&body);
+}
+
+static void on_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
+{
+	static const struct kvp_fail fail[] = {[KVP_LEG_REFUSED] = {502, "prefill_upstream_unavailable",
+						       "the prefill engine could not be reached"},
+		[KVP_LEG_CONNECT_TIMEOUT] = {504, "prefill_upstream_timeout",
+			"the prefill engine could not be reached in time"},
+		[KVP_LEG_READ_TIMEOUT] = {504, "prefill_upstream_timeout",
+			"the prefill engine did not answer in time"},
+		[KVP_LEG_DEADLINE] = {504, "prefill_deadline_exceeded", "prefill took too long"},
+		[KVP_LEG_BROKEN] = {502, "prefill_upstream_unavailable",
+			"the prefill engine broke off the connection"},
+		[KVP_LEG_CUT] = {502, "invalid_prefill_handoff",
+			"the answer of the prefill engine is incomplete"},
+		[KVP_LEG_TOO_LARGE] = {502, "prefill_response_too_large",
+			"the answer of the prefill engine is too large"},
+		[KVP_LEG_FAILED] = {
+			502, "prefill_upstream_unavailable", "the prefill engine could not be reached"}};
+	struct kvp_req *r = ctx;
+	struct seq *s = r->flow_state;
+	kvp_count_leg(&r->w->count, KVP_COUNT_PREFILL, kvp_loop_now_ns(r->w->loop) - leg->start_ns);
+	if (s->relays && end == KVP_LEG_COMPLETE)
+		kvp_reply_end(r, KVP_RESULT_PREFILL_ERROR);
+	else if (s->relays)
+		kvp_reply_cut(r, KVP_RESULT_PREFILL_ERROR);
+	else if (end == KVP_LEG_COMPLETE)
+		answered(r);
+	else
+		failed(r, &fail[end]);
+}
+
+static const struct kvp_leg_ops prefill_ops = {.on_head = on_head, .on_body = on_body, .on_done = on_done};
+
+static void start_prefill(struct kvp_req *r)
+{
+	struct kvp_worker *w = r->w;
+	struct kvp_http_buf body = {0}, b = {0};
+	struct kvp_leg_cfg cfg;
+	r->flow_state = calloc(1, sizeof(struct seq));
+	int rc = r->flow_state ? r->adapter->prefill_body(r, &body) : KVP_ERR_SYS;
+	rc = rc ? rc : kvp_headers_request(r, KVP_LEG_PREFILL, r->target.authority, body.len, &b);
+	rc = rc ? rc : kvp_http_buf_put(&b, body.p, body.len);
+	kvp_http_buf_free(&body);
+	if (rc) {
+		kvp_http_buf_free(&b);
+		kvp_reply_error(r, &no_memory, NULL);
+		return;
+	}
+	kvp_engine_cfg(w, KVP_ENGINE_PREFILL, &r->target, &cfg);
+	cfg.deadline_ns = kvp_loop_now_ns(w->loop) + w->cfg->sidecar_prefill_deadline_ms * UINT64_C(1000000);
+	cfg.body_max_bytes = w->cfg->eff.sidecar_max_prefill_response_bytes;
+	cfg.request = &b;
+	kvp_leg_start(&r->prefill, &w->pool, &cfg, &prefill_ops, r);
+}
+
+static void start(struct kvp_req *r)
+{
+	struct kvp_fail f = {400, "invalid_pd_request", "the request body is not a JSON object"};
+	struct kvp_json_val root;
+	const char *text = r->body.p ? r->body.p : "";
+	int rc = kvp_pd_root(r->w->json, text, r->body.len, &root);
+	if (!rc)
+		rc = r->adapter->check(r, root, &f);
+	kvp_json_trim(r->w->json, 1 << 20);
+	if (rc)
+		kvp_reply_error(r, &f, NULL);
+	else
+		start_prefill(r);
+}
+
+static void drained(struct kvp_req *r)
+{
+	kvp_leg_resume(&r->prefill);
+	kvp_leg_resume(&r->decode);
+}
+
+static void finish(struct kvp_req *r)
+{
+	struct seq *s = r->flow_state;
+	if (kvp_leg_runs(&r->prefill))
+		kvp_count_add(&r->w->count.cancelled[KVP_COUNT_PREFILL], 1);
+	if (kvp_leg_runs(&r->decode))
+		kvp_count_add(&r->w->count.cancelled[KVP_COUNT_DECODE], 1);
+	kvp_leg_close(&r->prefill);
+	kvp_leg_close(&r->decode);
+	if (s)
+		kvp_http_buf_free(&s->answer);
+	free(s);
+	r->flow_state = NULL;
+}
+
+const struct kvp_flow kvp_flow_seq = {.start = start, .drained = drained, .finish = finish};
