@@ -4,11 +4,16 @@ what a bare subscriber reads of a node's bookings, kvpick-peer killed under load
 import contextlib
 import json
 import os
+import signal
+import socket
+import subprocess
 import sys
+import threading
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import replica
-from node import Node, Tap, free_port, wait_for, worker
+from node import BUILD, Node, Tap, free_port, wait_for, worker
 from replica import Peer
 
 NO_EVENTS = {"DYN_ROUTER_USE_KV_EVENTS": "false"}
@@ -165,11 +170,11 @@ def pair(a, b):
 
 
 @contextlib.contextmanager
-def both(*args, env=None):
-    """Two nodes with the same two workers that follow each other."""
+def both(*args, env=None, ids=(1, 2), **extra):
+    """Two nodes with the same workers that follow each other."""
     with Replica(*args, env=env) as a, Replica(*args, env=env) as b:
         for n in (a, b):
-            n.workers(1, 2)
+            n.workers(*ids, **extra)
         pair(a, b)
         yield a, b
 
@@ -240,7 +245,183 @@ def converge():
         b.checked("converge B")
 
 
-TESTS = [scenarios, decode_cases, published, mirrored, converge]
+def members():
+    """Peers come and go while the node runs; a node may be its own peer."""
+    with Replica() as node, Peer() as peer:
+        node.workers(1)
+        tap.same(replica.counter(node, "peer_mesh_peers"), 0, "nobody is listened to")
+        replica.linked(node, peer)
+        tap.ok(wait_for(lambda: replica.counter(node, "peer_mesh_peers") == 1), "a registered peer is")
+        peer.event(data=replica.add([1], 4), rid="a")
+        tap.ok(wait_for(lambda: replica.loads(node)[1, 0] == (1, 1, 4)), "its events count")
+        tap.same(node.call("POST", "/replica_sync/deregister_peer", {"endpoint": peer.at})[0], 200, "it is removed")
+        for i in range(50):
+            peer.event(data=replica.add([i + 2], 4), rid=f"b{i}")
+        tap.ok(not wait_for(lambda: replica.loads(node)[1, 0] != (1, 1, 4), 0.3), "nothing of it counts any more")
+        tap.same(replica.counter(node, "peer_mesh_peers"), 0, "nobody is listened to")
+        replica.linked(node, peer)
+        peer.event(data="Free", rid="a")
+        tap.ok(wait_for(lambda: replica.total(node) == (0, 0, 0)), "registered again, it is heard")
+        tap.same(node.call("POST", "/replica_sync/register_peer", {"endpoint": "tcp://*:9092"})[0], 400,
+                 "a wildcard is no peer")
+        node.call("POST", "/replica_sync/register_peer", {"endpoint": node.endpoint})
+        wait_for(lambda: replica.counter(node, "peer_mesh_peers") == 2)
+        own = lambda: replica.events(node).get("own", 0)
+        node.call("POST", "/select_and_reserve", {"selection_id": "own", "token_ids": [1] * 8})
+        again = lambda: (node.call("POST", "/reservations/own/prefill_complete", {}), own())[1]
+        tap.ok(wait_for(again), "a node that is its own peer drops its own events")
+        seen = own()
+        node.call("DELETE", "/reservations/own")
+        tap.ok(wait_for(lambda: own() > seen), "all of them")
+        tap.same(replica.total(node), (0, 0, 0), "and counts nothing twice")
+        node.checked("members")
+
+
+def ipv6():
+    probe = socket.socket(socket.AF_INET6)
+    try:
+        probe.bind(("::1", 0))
+    except OSError:
+        tap.ok(True, "peers by IPv6 # SKIP this host has no IPv6")
+        return
+    finally:
+        probe.close()
+    with Replica() as a, Replica("--replica-sync-peers", f"tcp://[::1]:{a.sync}") as b:
+        for n in (a, b):
+            n.workers(1)
+        more = lambda i=[0]: i.append(i[-1] + 1) or a.call("POST", "/select_and_reserve", {
+            "selection_id": f"v{i[-1]}", "token_ids": [1] * 4})
+        tap.ok(wait_for(lambda: (more(), replica.total(b)[0])[1]), "a configured peer by IPv6 is heard")
+
+
+def waiting():
+    """A request that waits at B because of A's load goes when A frees it."""
+    with both(env={"DYN_ROUTER_QUEUE_THRESHOLD": "0.1"}, ids=[3], max_num_batched_tokens=100) as (a, b):
+        a.call("POST", "/reservations", {"selection_id": "big", "worker_id": 3, "dp_rank": 0,
+                                         "token_ids": [1] * 80, "effective_prefill_tokens": 80})
+        wait_for(lambda: replica.total(b)[0] == 1)
+        got = []
+        t = threading.Thread(target=lambda: got.append(b.call("POST", "/select_and_reserve", {
+            "selection_id": "w", "token_ids": [2] * 20})))
+        t.start()
+        pending = lambda: b.call("GET", "/loads")[1][0]["pending_count"]
+        tap.ok(wait_for(lambda: pending() == 1), "a request waits at B")
+        tap.ok(not got, "for A's load")
+        a.call("DELETE", "/reservations/big")
+        t.join(10)
+        tap.ok(got and got[0][0] == 200, "A frees it: B's request goes", f"{got}")
+        b.call("DELETE", "/reservations/w")
+        tap.ok(wait_for(lambda: replica.total(a) == replica.total(b) == (0, 0, 0)), "no load is left")
+        b.checked("waiting")
+
+
+def sessions():
+    """A session that A has bound goes to the same worker at B."""
+    with both("--session-affinity-ttl-secs", "600") as (a, b):
+        for n in (a, b):
+            n.workers(3, 4, 5, 6, 7, 8)
+        for i in range(6):
+            ask = {"token_ids": [i * 10 + j for j in range(12)], "session_id": f"s{i}"}
+            at = a.call("POST", "/select_and_reserve", dict(ask, selection_id=f"sa{i}"))[1]["worker_id"]
+            wait_for(lambda: replica.counter(b, "peer_binding_applied") > i)
+            got = b.call("POST", "/select_and_reserve", dict(ask, selection_id=f"sb{i}"))[1].get("worker_id")
+            tap.same(got, at, f"session {i} sticks")
+        for i in range(6):
+            a.call("DELETE", f"/reservations/sa{i}")
+            b.call("DELETE", f"/reservations/sb{i}")
+        tap.ok(wait_for(lambda: replica.total(a) == replica.total(b) == (0, 0, 0)), "no load is left")
+        for n in (a, b):
+            n.checked("sessions")
+
+
+def killed():
+    """kvpick-peer killed under load: it comes back, and what was lost ends by age."""
+    age = 3
+    with both(env={"DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": str(age)}) as (a, b):
+        stop, done = threading.Event(), []
+
+        def client(n, name):
+            i = 0
+            while not stop.is_set():
+                rid = f"{name}{i}"
+                n.call("POST", "/select_and_reserve", {"selection_id": rid, "token_ids": [i % 7] * 16})
+                n.call("POST", f"/reservations/{rid}/prefill_complete", {})
+                if n.call("DELETE", f"/reservations/{rid}")[0] == 200:
+                    done.append(rid)
+                i += 1
+        threads = [threading.Thread(target=client, args=(n, f"{n.port}{x}")) for n in (a, b) for x in "xy"]
+        for t in threads:
+            t.start()
+        for n in (a, b, a):
+            old = n.children()["kvpick-peer"]
+            seen = len(done)
+            wait_for(lambda: len(done) > seen + 100)
+            os.kill(old[0], signal.SIGKILL)
+            back = lambda: n.children().get("kvpick-peer", old) != old
+            tap.ok(wait_for(back), "a killed kvpick-peer is started again")
+        heard = lambda n: replica.events(n).get("added", 0)
+        was = [heard(n) for n in (a, b)]
+        tap.ok(wait_for(lambda: all(heard(n) > w for n, w in zip((a, b), was))), "and hears its peer again")
+        stop.set()
+        for t in threads:
+            t.join()
+        tap.ok(wait_for(lambda: replica.total(a) == replica.total(b) == (0, 0, 0), 2 * age + 60),
+               "all loads end", f"{replica.loads(a)} {replica.loads(b)}")
+        a.checked("killed A")
+        b.checked("killed B")
+
+
+def herd():
+    """Two nodes, four idle workers, 400 prompts in turn, none ended: with sync each sees the load of both."""
+    for sync in (True, False):
+        with (both() if sync else contextlib.nullcontext((Replica().start(), Replica().start()))) as (a, b):
+            for n in (a, b):
+                n.workers(1, 2, 3, 4)
+            chosen = {}
+            for i in range(400):
+                at = (a, b)[i % 2].call("POST", "/select_and_reserve", {
+                    "selection_id": f"h{i}", "token_ids": [i * 8 + j for j in range(8)]})[1]["worker_id"]
+                chosen[at] = chosen.get(at, 0) + 1
+                time.sleep(0.005)
+            if sync:
+                tap.ok(all(90 <= chosen.get(w, 0) <= 110 for w in (1, 2, 3, 4)), "with sync it spreads evenly",
+                       f"{chosen}")
+                tap.ok(wait_for(lambda: replica.loads(a) == replica.loads(b)), "both nodes see the same")
+                tap.same((replica.total(a)[0], replica.total(b)[0]), (400, 400), "all of it")
+            else:
+                tap.same((replica.total(a)[0], replica.total(b)[0]), (200, 200), "without sync each sees its own")
+                a.stop()
+                b.stop()
+
+
+def refused():
+    """A sync port that somebody else has ends the start, with a line that names it."""
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        node = Node("--replica-sync-port", str(port), env=NO_EVENTS)
+        node.proc = subprocess.Popen([f"{BUILD}/kvpick", "run", *node.args], env=node.env, stdout=node.log,
+                                     stderr=node.log)
+        code = node.proc.wait(20)
+        text = node.log_text()
+        tap.same(code, 2, "exit code 2")
+        tap.ok(f"peer.listen port={port} " in text and "Address already in use" in text,
+               "the log names the port", text)
+    again = Node("--replica-sync-port", str(port), env=NO_EVENTS)
+    with again:
+        tap.ok(True, "the port is free again afterwards")
+    for args, want in ((("--replica-sync-port", "0"), "KVPICK_REPLICA_SYNC_PORT"),
+                       (("--replica-sync-peers", "tcp://127.0.0.1:1"),
+                        "--replica-sync-peers requires --replica-sync-port")):
+        out = subprocess.run([f"{BUILD}/kvpick", "run", "--run-dir", again.dir.name, *args], env=again.env,
+                             capture_output=True, text=True, check=False, timeout=20)
+        tap.ok(out.returncode == 2 and want in out.stdout + out.stderr, f"{' '.join(args)} is refused",
+               out.stdout + out.stderr)
+
+
+TESTS = [scenarios, decode_cases, published, mirrored, converge, members, ipv6, waiting, sessions, killed, herd,
+         refused]
 for t in TESTS:
     if not sys.argv[1:] or t.__name__ in sys.argv[1:]:
         t()

@@ -33,9 +33,12 @@ static int take_endpoint(struct kvp_call *c, const char **endpoint, size_t *len)
 		kvp_reply_error(c, 400, "endpoint must not exceed 1024 bytes");
 		return -1;
 	}
-	if (strlen(*endpoint) == *len && kvp_zmq_endpoint_check(*endpoint, why, sizeof(why)) == KVP_OK)
+	int is_bad = strlen(*endpoint) != *len || kvp_zmq_endpoint_check(*endpoint, why, sizeof(why));
+	if (!is_bad && strncmp(*endpoint, "tcp://*:", 8) != 0)
 		return 0;
-	if (strlen(*endpoint) != *len)
+	if (!is_bad)
+		snprintf(why, sizeof(why), "nobody can connect to a wildcard host");
+	else if (strlen(*endpoint) != *len)
 		snprintf(why, sizeof(why), "endpoint contains white space or control characters");
 	snprintf(text, sizeof(text), "invalid ZMQ endpoint `%s`: %s", *endpoint, why);
 	kvp_reply_error(c, 400, text);
