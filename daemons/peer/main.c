@@ -79,10 +79,13 @@ static int publish(struct kvp_peer *p)
 static int turn(void *ctx)
 {
 	struct kvp_peer *p = ctx;
+	p->now_ns = kvp_clock_mono_ns();
+	uint32_t rest_ms = kvp_lifecycle_rest(&p->boot.region->lifecycle, p->now_ns);
 	kvp_slot_sleep(p->boot.slots);
 	kvp_peer_members(p);
-	p->now_ns = kvp_clock_mono_ns();
 	int more = publish(p);
+	if (!more && rest_ms < KVP_SLEEP_MAX_MS) /* bookers do not wake us for the next ones */
+		kvp_timer_set(p->loop, &p->again, p->now_ns + rest_ms * 1000000ull, on_again, p);
 	p->left = KVP_PEER_BATCH;
 	p->now_ns = kvp_clock_mono_ns();
 	p->until_ns = p->now_ns + KVP_PEER_TURN_NS;
