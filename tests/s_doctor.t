@@ -289,6 +289,16 @@ def tokenizer():
         has(doctor(env=epp(f"http://127.0.0.1:{slow.port}")), "tokenizer", "FAIL", "in time", name="one that does not answer")
 
 
+def tokenizer_tls(pairs):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pairs[0])
+    with Service(lambda h: (200, [{"token_ids": [1]}]), context) as s:
+        for n, result in ((0, "ok"), (1, "FAIL")):
+            env = epp(f"https://127.0.0.1:{s.port}", KVPICK_EPP_TOKENIZER_CA_FILE=pairs[n][0])
+            has(doctor(env=env), "tokenizer", result, *(["TLS", "CA_FILE"] if n else []),
+                name=f"a tokenizer over https, vouched for by {'another' if n else 'its own'} certificate")
+
+
 def certificates(top):
     """Two self-signed pairs for 127.0.0.1: [(cert, key)], or None without the openssl program."""
     if not shutil.which("openssl"):
@@ -440,6 +450,7 @@ def main():
         pairs = certificates(top)
         if pairs:
             certificate(pairs)
+            tokenizer_tls(pairs)
             api_kubeconfig(top, pairs)
             api_tls(top, pairs)
         else:

@@ -14,6 +14,7 @@
 #define KVP_SUPERVISOR_DOCTOR_H
 
 #include "daemons/supervisor/sup.h"
+#include "ipc/http_url.h"
 #include "ipc/json_out.h"
 #include "shm/region.h"
 
@@ -61,25 +62,17 @@ void doc_api_server(struct doctor *d);
 void doc_node(struct doctor *d);
 
 /* doctor_http.c: one exchange with a deadline. */
-struct doc_url {
-	char host[256];	 /* name, IP literal without brackets, or unix:/path */
-	char path[1024]; /* of the address itself; no slash at its end */
-	char authority[300];
-	uint16_t port;
-	int is_unix;
-};
 struct doc_http {
-	const struct doc_url *url;
+	const struct kvp_http_url *url;
 	const char *path;	/* appended to the address's own */
 	const char *token_file; /* bearer token; NULL or "" = none */
+	const char *ca_file;	/* for https; NULL or "" = the system's */
 	const char *body;	/* JSON, POSTed */
 	int status;		/* out */
 	size_t len;
 	char *reply;	 /* out: the body, 0-terminated; freed by doc_http_free */
 	char error[320]; /* out: why there is no answer */
 };
-/* doc_url_parse: KVP_OK, KVP_ERR_INVAL. http://host[:port][/path], http://unix:/socket[:/path]. */
-int doc_url_parse(const char *text, struct doc_url *out);
 /* doc_http_call: KVP_OK with status and reply, else KVP_ERR_* with error. doc_http_free after either. */
 int doc_http_call(struct doc_http *h);
 void doc_http_free(struct doc_http *h);

@@ -22,45 +22,6 @@ __attribute__((format(printf, 3, 4))) static int fail(struct doc_http *h, int rc
 	return rc;
 }
 
-static int copy(char *out, size_t cap, const char *from, size_t len)
-{
-	if (len >= cap)
-		return KVP_ERR_INVAL;
-	memcpy(out, from, len);
-	out[len] = 0;
-	return KVP_OK;
-}
-
-int doc_url_parse(const char *text, struct doc_url *u)
-{
-	memset(u, 0, sizeof(*u));
-	if (strncmp(text, "http://", 7) != 0)
-		return KVP_ERR_INVAL;
-	const char *p = text + 7;
-	u->port = 80;
-	u->is_unix = strncmp(p, "unix:/", 6) == 0;
-	size_t len = u->is_unix ? 5 + strcspn(p + 5, ":?#") : strcspn(p, "/?#");
-	const char *path = p + len + (u->is_unix && p[len] == ':');
-	size_t path_len = strcspn(path, "?#");
-	while (path_len && path[path_len - 1] == '/')
-		path_len--;
-	if (copy(u->path, sizeof(u->path), path, path_len))
-		return KVP_ERR_INVAL;
-	if (u->is_unix) {
-		snprintf(u->authority, sizeof(u->authority), "localhost");
-		return copy(u->host, sizeof(u->host), p, len);
-	}
-	if (copy(u->authority, sizeof(u->authority), p, len))
-		return KVP_ERR_INVAL;
-	int bracket = p[0] == '[';
-	const char *last = bracket ? memchr(p, ']', len) : NULL;
-	size_t host_len = last ? (size_t)(last - p) - 1 : strcspn(u->authority, ":");
-	const char *colon = last ? last + 1 : p + host_len;
-	if (colon < p + len && *colon == ':')
-		u->port = (uint16_t)strtoul(colon + 1, NULL, 10);
-	return copy(u->host, sizeof(u->host), p + bracket, host_len);
-}
-
 /* connect_one: a connected non-blocking socket, or -1 with errno. */
 static int connect_one(const struct sockaddr *a, socklen_t len, int timeout_ms)
 {
@@ -114,6 +75,7 @@ int doc_connect(const char *host, uint16_t port, int timeout_ms, char *error, si
 
 struct call {
 	struct doc_http *h;
+	const struct kvp_http_client *client;
 	int done, err, sys;
 };
 
@@ -143,6 +105,8 @@ static int say_why(struct doc_http *h, const struct call *k)
 	case KVP_OK:
 		return KVP_OK;
 	case KVP_ERR_SYS:
+		if (kvp_http_client_why(k->client)[0])
+			return fail(h, k->err, "TLS: %s", kvp_http_client_why(k->client));
 		return fail(
 			h, k->err, "%s port %u: %s", h->url->host, (unsigned)h->url->port, strerror(k->sys));
 	case KVP_ERR_TIMEOUT:
@@ -156,15 +120,17 @@ static int say_why(struct doc_http *h, const struct call *k)
 	}
 }
 
-static int call_at(struct doc_http *h, struct kvp_loop *loop, const char *host, const char *headers)
+static int call_at(struct doc_http *h, struct kvp_loop *loop, struct kvp_tls_client *tls, const char *host,
+	const char *headers)
 {
 	struct kvp_http_client_cfg one = {.conn_max = 1};
 	struct kvp_http_client *client = NULL;
 	struct call k = {.h = h};
 	char path[2048];
-	snprintf(path, sizeof(path), "%s%s", h->url->path, h->path);
+	snprintf(path, sizeof(path), "%s%s", h->url->base, h->path);
 	struct kvp_http_call_cfg c = {.host = host,
 		.port = h->url->port,
+		.tls = tls,
 		.method = "POST",
 		.path = path,
 		.authority = h->url->authority,
@@ -177,26 +143,41 @@ static int call_at(struct doc_http *h, struct kvp_loop *loop, const char *host, 
 		.on_done = on_done,
 		.ctx = &k};
 	int rc = kvp_http_client_open(loop, &one, &client);
+	k.client = client;
 	rc = rc ? rc : kvp_http_call(client, &c, NULL);
 	while (!rc && !k.done)
 		if (kvp_loop_run_once(loop, KVP_LOOP_FOREVER) < 0)
 			rc = KVP_ERR_SYS;
+	rc = rc ? fail(h, rc, "the call can't be made: %s", kvp_strerror(rc)) : say_why(h, &k);
 	kvp_http_client_close(client);
-	return rc ? fail(h, rc, "the call can't be made: %s", kvp_strerror(rc)) : say_why(h, &k);
+	return rc;
 }
 
-static int call_all(struct doc_http *h, struct kvp_loop *loop, const char *headers)
+static int call_all(
+	struct doc_http *h, struct kvp_loop *loop, struct kvp_tls_client *tls, const char *headers)
 {
 	char text[INET6_ADDRSTRLEN];
-	if (h->url->is_unix)
-		return call_at(h, loop, h->url->host, headers);
+	if (strncmp(h->url->host, "unix:", 5) == 0)
+		return call_at(h, loop, tls, h->url->host, headers);
 	struct addrinfo *list = look_up(h->url->host, h->url->port, h->error, sizeof(h->error));
 	int rc = KVP_ERR_SYS;
 	for (struct addrinfo *a = list; a && rc == KVP_ERR_SYS; a = a->ai_next)
 		if (getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text), NULL, 0, NI_NUMERICHOST) == 0)
-			rc = call_at(h, loop, text, headers);
+			rc = call_at(h, loop, tls, text, headers);
 	if (list)
 		freeaddrinfo(list);
+	return rc;
+}
+
+static int call_trusting(struct doc_http *h, struct kvp_loop *loop, const char *headers)
+{
+	struct kvp_tls_client *tls = NULL;
+	char why[200] = "";
+	int rc = h->url->is_https ? kvp_tls_client_open(&tls, h->ca_file ? h->ca_file : "", h->url->host, why,
+					    sizeof(why))
+				  : KVP_OK;
+	rc = rc ? fail(h, rc, "TLS: %s", why) : call_all(h, loop, tls, headers);
+	kvp_tls_client_close(tls);
 	return rc;
 }
 
@@ -226,7 +207,7 @@ int doc_http_call(struct doc_http *h)
 		rc = read_token(h->token_file, token, sizeof(token));
 		snprintf(headers + n, sizeof(headers) - (size_t)n, "Authorization: Bearer %s\r\n", token);
 	}
-	rc = rc ? fail(h, rc, "%s: %s", h->token_file, strerror(errno)) : call_all(h, loop, headers);
+	rc = rc ? fail(h, rc, "%s: %s", h->token_file, strerror(errno)) : call_trusting(h, loop, headers);
 	kvp_loop_close(loop);
 	return rc;
 }

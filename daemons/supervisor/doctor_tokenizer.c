@@ -32,8 +32,11 @@ static void say_tokenizer(struct doctor *d, const struct doc_http *h, int rc, co
 	const char *url = d->cfg->tokenizer_url;
 	if (rc)
 		doc_say(d, DOC_FAIL, "tokenizer",
-			"start the service, or correct DYN_EPP_TOKENIZER_SERVICE_URL", "%s: %s", url,
-			h->error);
+			strncmp(h->error, "TLS", 3) == 0
+				? "give the certificate that vouches for it (KVPICK_EPP_TOKENIZER_CA_FILE), "
+				  "and use a host that its own names"
+				: "start the service, or correct DYN_EPP_TOKENIZER_SERVICE_URL",
+			"%s: %s", url, h->error);
 	else if (h->status != 200)
 		doc_say(d, DOC_FAIL, "tokenizer", tokenizer_todo(h->status), "%s%s answered %d: %.300s", url,
 			h->path, h->status, h->reply);
@@ -48,11 +51,11 @@ static void say_tokenizer(struct doctor *d, const struct doc_http *h, int rc, co
 void doc_tokenizer(struct doctor *d)
 {
 	const struct kvp_config *c = d->cfg;
-	struct doc_url url;
+	struct kvp_http_url url;
 	struct kvp_jw name;
 	char *model = NULL, *body = NULL;
 	if (!c->eff.epp_on || c->tokenizer_protocol == KVP_CONFIG_NO_WORD ||
-		c->tokenizer_protocol == KVP_TOK_TEXT || doc_url_parse(c->tokenizer_url, &url))
+		c->tokenizer_protocol == KVP_TOK_TEXT || kvp_http_url_parse_any(&url, c->tokenizer_url))
 		return;
 	kvp_jw_init(&name);
 	kvp_jw_str(&name, c->model_name);
@@ -65,6 +68,7 @@ void doc_tokenizer(struct doctor *d)
 	struct doc_http h = {.url = &url,
 		.path = question[c->tokenizer_protocol].path,
 		.token_file = c->tokenizer_token_file,
+		.ca_file = c->tokenizer_ca_file,
 		.body = body};
 	if (body)
 		say_tokenizer(d, &h, doc_http_call(&h), question[c->tokenizer_protocol].member);
