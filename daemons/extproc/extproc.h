@@ -118,6 +118,7 @@ struct kvp_epp {
 	struct kvp_grpc_stat seen;
 	struct kvp_radix_touch touch;
 	int signal_fd, draining, ready, discovered;
+	uint64_t drain_ns; /* when the drain began */
 	uint64_t log_turn, timed_turn;
 };
 

@@ -14,6 +14,7 @@
 #define ON_EXTPROC 7u /* methods, as bits: health also where requests come in */
 #define ON_HEALTH 6u
 #define LENT_MIN 4096u /* bytes of a piece that are sent from where they stand */
+#define WATCHES_END_NS 50000000ull /* after the drain began */
 #define FRAME_BYTES 65536u /* of a message beside its body */
 
 static const char *const method[] = {KVP_EXTPROC_METHOD, KVP_GRPC_HEALTH_CHECK, KVP_GRPC_HEALTH_WATCH};
@@ -157,10 +158,11 @@ static void on_process(struct kvp_epp *x, const struct kvp_grpc_event *ev)
 	}
 }
 
-/* end_watches: health watches have no end of their own; they must not hold up the end of the process. */
+/* end_watches: health watches have no end of their own; they must not hold up the end of the process. They
+ * hear of the drain first. */
 static void end_watches(struct kvp_epp *x)
 {
-	if (x->draining && !x->job_cnt)
+	if (x->draining && !x->job_cnt && kvp_loop_now_ns(x->loop) - x->drain_ns > WATCHES_END_NS)
 		kvp_grpc_abort_all(x->grpc);
 }
 
@@ -342,6 +344,7 @@ void kvp_epp_server_close(struct kvp_epp *x)
 
 void kvp_epp_server_drain(struct kvp_epp *x)
 {
+	x->drain_ns = kvp_loop_now_ns(x->loop);
 	say_health(x, 0);
 	kvp_grpc_drain(x->grpc);
 	for (struct kvp_job *j = x->jobs; j; j = j->next)
