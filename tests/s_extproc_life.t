@@ -130,6 +130,30 @@ def sessions():
         tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
 
 
+def soft_sessions():
+    """In soft mode the session follows its request to the worker that served it."""
+    env = {**NO_EVENTS, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": "600", "DYN_EPP_SESSION_AFFINITY_MODE": "soft"}
+    with Epp(RENDERER, env=env) as node:
+        workers(node, 2)
+        envoy = node.envoy()
+        session = [("x-session-id", "s")]
+        s, head, _ = routed(envoy, COMPLETIONS + session, prompt(1, 4))
+        other = "10.0.0.2:8000" if head.destination == "10.0.0.1:8000" else "10.0.0.1:8000"
+        s.send(headers(RESPONSE_HEADERS, SSE, more=metadata(SERVED, other)))
+        s.reply()
+        tap.ok(wait_for(lambda: node.counter("booking_moved_total") == 1), "another worker serves")
+        s.send(body(RESPONSE_BODY, b"x", True))
+        s.reply()
+        s.half_close()
+        for n in range(2, 5):
+            s, head, _ = routed(envoy, COMPLETIONS + session, prompt(n, 4))
+            tap.same(head.destination, other, f"turn {n} of the session goes there")
+            end(s)
+        idle(node, "soft sessions")
+        envoy.close()
+        tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
+
+
 def leases():
     env = {**NO_EVENTS, "KVPICK_LEASE_SECS": "2", "KVPICK_SLOT_STUCK_MS": "20000", "KVPICK_RING_UNBLOCK_MS": "30000"}
     with Epp(RENDERER, env=env) as node:
@@ -202,6 +226,6 @@ def drain():
         channel.close()
 
 
-for test in (fallbacks, sessions, leases, drain):
+for test in (fallbacks, sessions, soft_sessions, leases, drain):
     test()
 sys.exit(tap.done())

@@ -148,6 +148,32 @@ def endpoint_picker():
         tap.same(node.stop(), 0, "the node stops with exit code 0")
 
 
-for test in (life, wrong_at_start, endpoint_picker):
+def not_ready_yet():
+    """Requests before the first picture is complete."""
+    renderer = Renderer()
+    node = Epp(renderer, env={**NO_EVENTS, "KVPICK_MODE": "both"})
+    path = os.path.join(node.dir.name, "workers.yaml")
+    node.args = [*node.args, "--workers", path, "--max-ranks", "8192"]
+    write(path, *[entry(i, model_name=MODEL) for i in range(1, 6000)])
+    with node:
+        pid, = wait_for(lambda: node.children().get("kvpick-discovery", []))
+        os.kill(pid, signal.SIGSTOP)
+        health = Envoy(f"127.0.0.1:{node.health_port}")
+        envoy = node.envoy()
+        if " discovery.run " in node.log_text():
+            tap.ok(True, "# SKIP all workers were registered before the process could be stopped")
+        else:
+            _, head, _ = routed(envoy, COMPLETIONS, prompt(1, 4))
+            tap.same((head.status, head.text, health.health("readiness")),
+                     (503, "pod reflector cache not ready", b"\x08\x02"), "workers are still being registered: 503")
+        os.kill(pid, signal.SIGCONT)
+        tap.ok(wait_for(lambda: health.health("readiness") == b"\x08\x01", 60), "then ready")
+        tap.ok(routed(envoy, COMPLETIONS, prompt(1, 4))[1].destination, "and served")
+        envoy.close()
+        health.close()
+        tap.same(node.stop(), 0, "the node stops with exit code 0")
+
+
+for test in (life, wrong_at_start, endpoint_picker, not_ready_yet):
     test()
 sys.exit(tap.done())

@@ -154,8 +154,9 @@ static void selections(struct kvp_text *t, const struct kvp_region *r, const cha
 	static const struct {
 		const char *reason;
 		enum kvp_ctr ctr;
-	} row[] = {{"no_endpoint", KVP_CTR_EPP_NO_ENDPOINT}, {"subset_empty", KVP_CTR_EPP_SUBSET},
-		{"in_flight_limit", KVP_CTR_EPP_OVERLOADED}, {"invalid_request", KVP_CTR_EPP_BODY_REFUSED},
+	} row[] = {{"not_ready", KVP_CTR_EPP_UNDISCOVERED}, {"no_endpoint", KVP_CTR_EPP_NO_ENDPOINT},
+		{"subset_empty", KVP_CTR_EPP_SUBSET}, {"in_flight_limit", KVP_CTR_EPP_OVERLOADED},
+		{"invalid_request", KVP_CTR_EPP_BODY_REFUSED},
 		{"metadata_headers", KVP_CTR_EPP_HEADERS_REFUSED}, {"tokenizer", KVP_CTR_EPP_TOKENIZER},
 		{"not_routable", KVP_CTR_EPP_NOT_ROUTABLE}, {"conflict", KVP_CTR_EPP_CONFLICT},
 		{"workers_busy", KVP_CTR_EPP_BUSY}, {"queue_limit", KVP_CTR_EPP_QUEUE_FULL},
@@ -190,7 +191,7 @@ static void gateway_errors(struct kvp_text *t, const struct kvp_region *r, const
 {
 	static const struct {
 		const char *code;
-		enum kvp_ctr ctr[6];
+		enum kvp_ctr ctr[7];
 		int cnt;
 	} row[] = {{"BadRequest",
 			   {KVP_CTR_EPP_BODY_REFUSED, KVP_CTR_EPP_HEADERS_REFUSED, KVP_CTR_EPP_NOT_ROUTABLE,
@@ -200,8 +201,9 @@ static void gateway_errors(struct kvp_text *t, const struct kvp_region *r, const
 			{KVP_CTR_EPP_BUSY, KVP_CTR_EPP_QUEUE_FULL, KVP_CTR_EPP_DEADLINE}, 3},
 		{"ServiceUnavailable",
 			{KVP_CTR_EPP_NO_ENDPOINT, KVP_CTR_EPP_SUBSET, KVP_CTR_EPP_OVERLOADED,
-				KVP_CTR_EPP_VANISHED, KVP_CTR_EPP_OVER_BUDGET, KVP_CTR_EPP_SHUT_DOWN},
-			6},
+				KVP_CTR_EPP_VANISHED, KVP_CTR_EPP_OVER_BUDGET, KVP_CTR_EPP_SHUT_DOWN,
+				KVP_CTR_EPP_UNDISCOVERED},
+			7},
 		{"ModelServerError", {KVP_CTR_EPP_UPSTREAM_ERROR}, 1},
 		{"Internal", {KVP_CTR_EPP_INTERNAL, KVP_CTR_EPP_CONFLICT, KVP_CTR_EPP_TOKENIZER}, 3}};
 	head(t, "inference_objective_request_error_total", "counter", "requests that failed, by kind");

@@ -406,6 +406,10 @@ int kvp_selection_reserve(
 		kvp_resv_free(&s->region->book, h);
 		return status;
 	}
+	/* A binding for which there is no room is none; the booking stands. */
+	if (s->set.affinity_mode == KVP_AFFINITY_IS_SOFT)
+		(void)kvp_sel_session_bind_kept(
+			s, q->session_id.ptr, q->session_id.len, h, &s->rank[chosen]);
 	kvp_sel_tell_prompt(s, &s->rank[chosen]);
 	a->selection_id = q->selection_id;
 	a->worker_id = q->worker_id;

@@ -170,7 +170,8 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 			.expected_output_tok = info->expected_output_tok,
 			.has_effective_prefill = KVP_YES,
 			.effective_prefill_tok = info->prefill_tok,
-			.track_prefill_tokens = KVP_UNSET};
+			.track_prefill_tokens = KVP_UNSET,
+			.session_id = j->ask.session_id};
 		q.prompt = (struct kvp_prompt){.form = KVP_PROMPT_HASHES,
 			.seq_hash = seq,
 			.seq_hash_cnt = cnt,

@@ -129,6 +129,11 @@ static int admit_check(struct kvp_epp *x, struct kvp_pick_answer *a)
 {
 	kvp_pool_refresh(&x->pool);
 	*a = (struct kvp_pick_answer){.status = 503, .text = no_endpoints};
+	if (x->boot.config->eff.discovery_on && !x->discovered) {
+		a->text = "pod reflector cache not ready";
+		kvp_epp_count(x, KVP_CTR_EPP_UNDISCOVERED);
+		return 1;
+	}
 	if (x->pool.cnt && !kvp_recov_is_shut(&x->boot.region->recov))
 		return 0;
 	kvp_epp_count(x, KVP_CTR_EPP_NO_ENDPOINT);

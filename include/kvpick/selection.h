@@ -160,6 +160,7 @@ struct kvp_reserve_request {
 	enum kvp_tristate has_effective_prefill;
 	uint64_t effective_prefill_tok;
 	enum kvp_tristate track_prefill_tokens;
+	struct kvp_str session_id; /* in soft affinity: the session sticks to this worker from now on */
 };
 
 void kvp_reserve_request_init(struct kvp_reserve_request *q);
