@@ -78,7 +78,7 @@ static int fill_add(struct kvp_sync *s, struct kvp_replica_event *e)
 	e->seq = n ? s->seq : NULL;
 	e->seq_cnt = n;
 	e->track_prefill = (s->info.flags & KVP_RESV_TRACK_PREFILL) != 0;
-	e->has_hint = e->track_prefill && s->info.prefill_tok;
+	e->has_hint = e->track_prefill; /* also where there is nothing to prefill */
 	e->hint_tok = s->info.prefill_tok;
 	e->has_expected_output = s->info.expected_output_tok != 0;
 	e->expected_output_tok = s->info.expected_output_tok;
