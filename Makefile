@@ -148,6 +148,8 @@ $(B)/tests/helpers/h_envoy: $(B)/tests/helpers/h_envoy.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/t_grpc_%: $(B)/tests/t_grpc_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/bench/b_peer: $(B)/bench/b_peer.c.o $(BENCH_A) $(PEER_A) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/bench/b_%: $(B)/bench/b_%.c.o $(BENCH_A) $(LINK)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 # The example of embedding gets what `make install` installs, and nothing else.
@@ -200,8 +202,8 @@ bench-http: deps
 bench-extproc: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(B)/tests/helpers/h_envoy $(B)/tests/helpers/h_tokenizer
 	KVP_BUILD_DIR=$(B) bench/bars_extproc.py $(BENCH_ARGS)
-# Between nodes: a dump's MB/s, blocks/s of a recovery.
-BENCH_PEER := b_dump b_recover
+# Between nodes: messages/s, what telling costs who books, a dump's MB/s, blocks/s of a recovery.
+BENCH_PEER := b_peer b_lifecycle b_dump b_recover
 bench-peer: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(addprefix $(B)/bench/,$(BENCH_PEER))
 	@for b in $(BENCH_PEER); do $(B)/bench/$$b || exit 1; done
