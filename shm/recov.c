@@ -67,6 +67,11 @@ int kvp_recov_delete(void *mem)
 	return KVP_OK;
 }
 
+static int is_end(uint32_t state)
+{
+	return state == KVP_RECOV_RECOVERED || state == KVP_RECOV_EMPTY || state == KVP_RECOV_EXHAUSTED;
+}
+
 uint64_t kvp_recov_check(const struct kvp_recov *r)
 {
 	struct kvp_recov_info i;
@@ -76,7 +81,7 @@ uint64_t kvp_recov_check(const struct kvp_recov *r)
 		return 1;
 	}
 	kvp_recov_get(r, &i);
-	int is_begun = i.state != KVP_RECOV_NONE, is_ended = is_begun && i.state != KVP_RECOV_RUNNING;
+	int is_begun = i.state != KVP_RECOV_NONE, is_ended = is_end((uint32_t)i.state);
 	faults += is_begun != (i.begun_ns != 0);
 	faults += is_ended && i.ended_ns < i.begun_ns;
 	if (faults)
@@ -91,6 +96,18 @@ void kvp_recov_begin(struct kvp_recov *r, uint64_t now_ns)
 	kvp_st_rel_u32(&r->shm->state, KVP_RECOV_RUNNING); /* pairs with: kvp_recov_state */
 }
 
+int kvp_recov_refill(struct kvp_recov *r, uint64_t now_ns)
+{
+	if (!is_end(kvp_ld_rlx_u32(&r->shm->state)))
+		return 0;
+	kvp_st_rlx_u64(&r->shm->begun_ns, now_ns);
+	kvp_st_rlx_u64(&r->shm->ended_ns, 0);
+	kvp_st_rlx_u64(&r->shm->attempts, 0);
+	kvp_st_rlx_u64(&r->shm->blocks, 0);
+	kvp_st_rel_u32(&r->shm->state, KVP_RECOV_REFILLING); /* pairs with: kvp_recov_state */
+	return 1;
+}
+
 void kvp_recov_tell(struct kvp_recov *r, uint64_t attempts, uint64_t blocks)
 {
 	kvp_st_rlx_u64(&r->shm->attempts, kvp_ld_rlx_u64(&r->shm->attempts) + attempts);
@@ -99,7 +116,7 @@ void kvp_recov_tell(struct kvp_recov *r, uint64_t attempts, uint64_t blocks)
 
 int kvp_recov_end(struct kvp_recov *r, enum kvp_recov_state state, uint64_t now_ns)
 {
-	if (state <= KVP_RECOV_RUNNING || state >= KVP_RECOV_STATE_CNT || !kvp_recov_is_shut(r))
+	if (!is_end((uint32_t)state) || !kvp_recov_is_active(r))
 		return 0;
 	kvp_st_rlx_u64(&r->shm->ended_ns, now_ns);
 	kvp_st_rel_u32(&r->shm->state, (uint32_t)state); /* pairs with: kvp_recov_state */
@@ -117,6 +134,12 @@ int kvp_recov_is_shut(const struct kvp_recov *r)
 	return kvp_recov_state(r) == KVP_RECOV_RUNNING;
 }
 
+int kvp_recov_is_active(const struct kvp_recov *r)
+{
+	enum kvp_recov_state s = kvp_recov_state(r);
+	return s == KVP_RECOV_RUNNING || s == KVP_RECOV_REFILLING;
+}
+
 void kvp_recov_get(const struct kvp_recov *r, struct kvp_recov_info *out)
 {
 	out->state = kvp_recov_state(r);
@@ -129,6 +152,6 @@ void kvp_recov_get(const struct kvp_recov *r, struct kvp_recov_info *out)
 const char *kvp_recov_name(enum kvp_recov_state s)
 {
 	static const char *const name[KVP_RECOV_STATE_CNT] = {
-		"none", "running", "recovered", "empty_bootstrap", "exhausted"};
+		"none", "running", "recovered", "empty_bootstrap", "exhausted", "refilling"};
 	return s >= 0 && s < KVP_RECOV_STATE_CNT ? name[s] : "unknown";
 }

@@ -304,6 +304,27 @@ def killed(src):
     peer.shutdown()
 
 
+def lost_index(src):
+    """A tree that fails its check is emptied; a node with a peer gets it back while it serves."""
+    with joiner(src.at()) as node:
+        ended(node)
+        src.register(node)
+        wait_for(lambda: links_of(node) == src.blocks)
+        where = f"/proc/{node.proc.pid}/fd"
+        index = next(f"{where}/{n}" for n in os.listdir(where) if "kvpick-index" in os.readlink(f"{where}/{n}"))
+        with open(index, "r+b") as f:
+            f.seek(64)  # the generation that must be the tree's
+            f.write(b"\x55" * 8)
+        old = node.children()["kvpick-indexer"]
+        os.kill(old[0], signal.SIGKILL)
+        tap.ok(wait_for(lambda: "action=emptied" in node.log_text(), 20), "an indexer finds its tree broken: emptied")
+        tap.ok(wait_for(lambda: node.log_text().count("recovery.ended") == 2, 20), "and recovers it from the peer again")
+        wait_for(lambda: links_of(node) == src.blocks)
+        tap.same(links_of(node), src.blocks, "completely")
+        tap.same((state(node)["state"], select(node)[0]), ("recovered", 200), "in service")
+        tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
+
+
 def signed(text):
     n = int(text)
     return n - (1 << 64) if n >= 1 << 63 else n
@@ -408,6 +429,7 @@ round_trip(src)
 gate(src)
 hostile(src)
 killed(src)
+lost_index(src)
 vectors()
 src.close()
 same_answers(*((1000000, 10000) if LONG else (48000, 400)))

@@ -55,7 +55,8 @@ static int on_event(void *ctx, const struct kvp_dread_event *e)
 		.tier = e->tier,
 		.has_parent = e->has_parent,
 		.part = (int)g->part_cnt - 1};
-	memcpy(o->ext, e->ext, 8ull * e->n);
+	if (e->n)
+		memcpy(o->ext, e->ext, 8ull * e->n);
 	if (e->op == KVP_DREAD_STORE)
 		memcpy(o->local, e->local, 8ull * e->n);
 	return g->answer;

@@ -16,7 +16,8 @@ int main(void)
 	ok(kvp_recov_join(mem, &g, &r) == KVP_ERR_AGAIN, "not made yet");
 	ok(kvp_recov_new(mem, &g) == KVP_OK && kvp_recov_join(mem, &g, &r) == KVP_OK, "made and joined");
 	ok(kvp_recov_state(&r) == KVP_RECOV_NONE && !kvp_recov_is_shut(&r), "open at first");
-	ok(!kvp_recov_end(&r, KVP_RECOV_RECOVERED, 5), "nothing to end");
+	ok(!kvp_recov_end(&r, KVP_RECOV_RECOVERED, 5) && !kvp_recov_refill(&r, 5),
+		"nothing to end, nothing to refill");
 	is_u64(kvp_recov_check(&r), 0, "no fault");
 	kvp_recov_begin(&r, 100);
 	ok(kvp_recov_is_shut(&r), "begun: shut");
@@ -33,6 +34,14 @@ int main(void)
 			i.blocks == 1007,
 		"figures");
 	is_u64(kvp_recov_check(&r), 0, "no fault");
+	ok(kvp_recov_refill(&r, 500) && !kvp_recov_is_shut(&r) && kvp_recov_is_active(&r),
+		"again, behind an open gate");
+	ok(!kvp_recov_refill(&r, 600), "once at a time");
+	is_u64(kvp_recov_check(&r), 0, "no fault");
+	kvp_recov_tell(&r, 1, 5);
+	ok(kvp_recov_end(&r, KVP_RECOV_RECOVERED, 700) && !kvp_recov_is_active(&r), "ended");
+	kvp_recov_get(&r, &i);
+	ok(i.attempts == 1 && i.blocks == 5 && i.begun_ns == 500 && i.ended_ns == 700, "its own figures");
 	is_str(kvp_recov_name(KVP_RECOV_EMPTY), "empty_bootstrap", "name");
 	is_str(kvp_recov_name(KVP_RECOV_STATE_CNT), "unknown", "no name");
 	g.region_gen = 10;

@@ -212,7 +212,7 @@ static void unlist(const char *url)
 /* -- a node at its start -- */
 
 static int fd;
-static void start(const char *peers)
+static void node_open(const char *peers)
 {
 	struct kvp_geom g = {.slot_max = 4,
 		.rank_max = 64,
@@ -263,7 +263,7 @@ static void stop(void)
 
 static void found_peers(void)
 {
-	start("");
+	node_open("");
 	begin_recovery();
 	list(at("bad"));
 	turns(20);
@@ -281,13 +281,13 @@ static void found_peers(void)
 	turns(20);
 	ok(w.done == 1 && w.ends == 1, "once");
 	stop();
-	start("");
+	node_open("");
 	kvp_gate_open(&region.gates, KVP_GATE_PEERS);
 	begin_recovery();
 	UNTIL(w.done);
 	ok(w.end_state == KVP_RECOV_EMPTY && !w.end_number && !w.asked_cnt, "no peer: begins empty");
 	stop();
-	start("");
+	node_open("");
 	kvp_gate_open(&region.gates, KVP_GATE_PEERS);
 	list(at("held"));
 	begin_recovery();
@@ -303,7 +303,7 @@ static void found_peers(void)
 
 static void roles(void)
 {
-	start("");
+	node_open("");
 	config.eff.disaggregated = 1;
 	config.eff.selection_on = 0;
 	kvp_gate_open(&region.gates, KVP_GATE_PEERS);
@@ -324,7 +324,7 @@ static void roles(void)
 static void indexer_restarts(void)
 {
 	char peers[128];
-	start("");
+	node_open("");
 	snprintf(peers, sizeof(peers), "%s,%s", at("good"), at("bad"));
 	snprintf(config.indexer_peers, sizeof(config.indexer_peers), "%s", peers);
 	w.put_status = KVP_ERR_FENCED;
@@ -335,7 +335,7 @@ static void indexer_restarts(void)
 		"an indexer that forgot the attempt: the same peer is asked again");
 	is_u64(w.end_peers, 1, "which counts as one peer");
 	stop();
-	start("");
+	node_open("");
 	snprintf(config.indexer_peers, sizeof(config.indexer_peers), "%s", at("good"));
 	w.put_status = KVP_ERR_CLOSED;
 	begin_recovery();
@@ -346,7 +346,7 @@ static void indexer_restarts(void)
 	UNTIL(w.done);
 	ok(w.done == 1 && !w.ends, "and the open gate is the end here, too");
 	stop();
-	start("");
+	node_open("");
 	snprintf(config.indexer_peers, sizeof(config.indexer_peers), "%s", at("bad"));
 	begin_recovery();
 	UNTIL(w.done);
@@ -356,14 +356,14 @@ static void indexer_restarts(void)
 
 static void long_events(void)
 {
-	start("");
+	node_open("");
 	snprintf(config.indexer_peers, sizeof(config.indexer_peers), "%s", at("big"));
 	begin_recovery();
 	UNTIL(w.done);
 	ok(w.blocks == BIG_BLOCKS && w.recs == 3 && !w.bad,
 		"a long event comes in pieces, each under the last one");
 	stop();
-	start("");
+	node_open("");
 	snprintf(config.indexer_peers, sizeof(config.indexer_peers), "%s", at("many"));
 	w.is_deaf = 0;
 	begin_recovery();

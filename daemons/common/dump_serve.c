@@ -207,7 +207,7 @@ void kvp_dumps_begin(struct kvp_dumps *d, struct kvp_http_req *r, enum kvp_part_
 {
 	uint32_t cnt = 0;
 	char field[64];
-	if (!kvp_radix_ready(&d->region->radix) || kvp_recov_is_shut(&d->region->recov)) {
+	if (!kvp_radix_ready(&d->region->radix) || kvp_recov_is_active(&d->region->recov)) {
 		d->refuse(d->ctx, r, 503, "peer KV index not yet recovered");
 		return;
 	}

@@ -118,6 +118,7 @@ static int open_tree(struct daemon *d)
 			kvp_mark_reset(&d->mark, i, (gen & 1) ? gen : 0); /* everything is to be replayed */
 			kvp_memo_clear(&d->memo, i);
 		}
+		kvp_recov_refill(&r->recov, kvp_clock_mono_ns()); /* from a peer, if there is one to ask */
 		rc = kvp_radix_w_open(
 			pub, mem + x.radix_off, &r->geom, KVP_RADIX_RESET, d->boot.ctr, &d->radix, &rep);
 	}
@@ -188,7 +189,7 @@ static int open_all(struct daemon *d)
 	if (!rc && cfg.events == KVP_WREC_EVENTS_ON) {
 		d->thread_cnt = c->eff.threads ? c->eff.threads : 1;
 		struct kvp_idx_listeners_cfg lc = {.threads = d->thread_cnt,
-			.gate = kvp_recov_is_shut(&r->recov) ? KVP_IDX_GATE_SHUT : KVP_IDX_GATE_OPEN,
+			.gate = kvp_recov_is_active(&r->recov) ? KVP_IDX_GATE_SHUT : KVP_IDX_GATE_OPEN,
 			.ctr = d->boot.ctr,
 			.wake = wake_self,
 			.failed = listener_failed,

@@ -13,13 +13,13 @@ int kvp_idx_recovery_open(struct kvp_idx *idx, struct kvp_recov *gate, uint64_t 
 	uint64_t patience_ns, uint64_t now_ns)
 {
 	struct kvp_idx_recovery *v = &idx->recovery;
-	if (!gate || !kvp_recov_is_shut(gate))
+	if (!gate || !kvp_recov_is_active(gate))
 		return KVP_OK;
 	v->held = kvp_held_new(4 * block_max); /* two hashes a block, as much again for short records */
 	v->gate = gate;
 	v->patience_ns = patience_ns;
 	v->heard_ns = now_ns;
-	kvp_ctr_set(idx->ctr, KVP_CTR_RECOV_STATE, KVP_RECOV_RUNNING);
+	kvp_ctr_set(idx->ctr, KVP_CTR_RECOV_STATE, (uint64_t)kvp_recov_state(gate));
 	return v->held ? KVP_OK : KVP_ERR_SYS;
 }
 
@@ -145,7 +145,7 @@ static uint64_t rec_bytes(const struct kvp_recov_rec *rec, uint64_t left)
 static int heard(struct kvp_idx *idx, uint64_t now_ns)
 {
 	struct kvp_idx_recovery *v = &idx->recovery;
-	if (!v->gate || !kvp_recov_is_shut(v->gate) || v->to != KVP_RECOV_NONE)
+	if (!v->gate || !kvp_recov_is_active(v->gate) || v->to != KVP_RECOV_NONE)
 		return KVP_ERR_CLOSED;
 	v->heard_ns = now_ns;
 	return KVP_OK;
@@ -225,7 +225,7 @@ int kvp_idx_recovery_end(struct kvp_idx *idx, const struct kvp_cmd_cell *c, uint
 	uint64_t to = c->arg[1];
 	if (rc)
 		return rc;
-	if (to <= KVP_RECOV_RUNNING || to >= KVP_RECOV_STATE_CNT || (to == KVP_RECOV_RECOVERED && !c->arg[0]))
+	if (to <= KVP_RECOV_RUNNING || to >= KVP_RECOV_REFILLING || (to == KVP_RECOV_RECOVERED && !c->arg[0]))
 		return KVP_ERR_INVAL;
 	if (c->arg[0] && c->arg[0] != idx->recovery.attempt)
 		return KVP_ERR_FENCED;
@@ -290,7 +290,7 @@ int kvp_idx_recovery_tend(struct kvp_idx *idx, uint64_t now_ns, int are_rings_em
 	struct kvp_idx_recovery *v = &idx->recovery;
 	if (!v->gate)
 		return 0;
-	if (kvp_recov_is_shut(v->gate)) {
+	if (kvp_recov_is_active(v->gate)) {
 		if (v->to == KVP_RECOV_NONE && v->patience_ns && now_ns > v->heard_ns + v->patience_ns) {
 			KVP_LOG_W("recovery.given_up", "reason=nobody_goes_on_with_it");
 			end_as(idx, KVP_RECOV_EXHAUSTED, 0, now_ns);

@@ -593,15 +593,33 @@ static int step(struct kvp_recovery *r, uint64_t now)
 	return 0;
 }
 
+/* From the beginning: the list once, or the set. */
+static int start(struct kvp_recovery *r)
+{
+	uint64_t seed;
+	if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
+		seed = kvp_clock_real_ns();
+	kvp_drive_init(&r->drive, r->boot->config->indexer_peers[0] ? KVP_DRIVE_LIST : KVP_DRIVE_SET, seed);
+	r->at = AT_CHOICE;
+	int rc = r->drive.kind == KVP_DRIVE_LIST ? list_given(r) : KVP_OK;
+	if (rc)
+		r->at = AT_REST;
+	else
+		tick_at(r, kvp_loop_now_ns(r->loop));
+	return rc;
+}
+
 int kvp_recovery_poll(struct kvp_recovery *r)
 {
-	int any = 0;
-	if (r->at == AT_REST || r->is_polling)
+	int any = 0, is_active = kvp_recov_is_active(&r->boot->region->recov);
+	if (r->is_polling || (r->at == AT_REST && !is_active))
 		return 0;
-	if (!kvp_recov_is_shut(&r->boot->region->recov)) {
+	if (!is_active) {
 		rest(r);
 		return 1;
 	}
+	if (r->at == AT_REST && start(r))
+		return 0; /* no memory: at the next look */
 	r->is_polling = 1;
 	look_at_sources(r);
 	while (step(r, kvp_clock_mono_ns()))
@@ -629,23 +647,17 @@ int kvp_recovery_open(struct kvp_boot *boot, struct kvp_loop *loop, void (*done)
 {
 	struct kvp_recovery *r = calloc(1, sizeof(*r));
 	struct kvp_http_client_cfg hc = {.conn_max = 2, .idle_max = 1};
-	uint64_t seed;
 	if (!r)
 		return KVP_ERR_SYS;
-	if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
-		seed = kvp_clock_real_ns();
 	*r = (struct kvp_recovery){.boot = boot, .loop = loop, .done = done, .ctx = ctx};
-	kvp_drive_init(&r->drive, boot->config->indexer_peers[0] ? KVP_DRIVE_LIST : KVP_DRIVE_SET, seed);
 	kvp_put_init(&r->put, &boot->region->cmd, boot->owner);
 	int rc = kvp_http_client_open(loop, &hc, &r->http);
-	if (!rc && r->drive.kind == KVP_DRIVE_LIST)
-		rc = list_given(r);
+	rc = rc ? rc : start(r);
 	if (rc) {
 		kvp_recovery_close(r);
 		return rc;
 	}
 	*out = r;
-	tick_at(r, kvp_loop_now_ns(loop));
 	return KVP_OK;
 }
 

@@ -27,9 +27,9 @@
 struct kvp_recovery;
 
 /* kvp_recovery_open: from config's indexer_peers, or else from the region's table of sources once discovery
- * has listed them completely. Nothing happens if the gate is open. done(ctx) is called once, from the loop,
- * when there is nothing to recover (any more): the gate is open, and the peers may be listened to.
- * KVP_ERR_SYS. */
+ * has listed them completely. Nothing happens if the gate is open. done(ctx) is called from the loop when
+ * there is nothing to recover (any more): the gate is open, and the peers may be listened to. It is called
+ * again if the index was lost and recovered once more. KVP_ERR_SYS. */
 int kvp_recovery_open(struct kvp_boot *boot, struct kvp_loop *loop, void (*done)(void *ctx), void *ctx,
 	struct kvp_recovery **out);
 void kvp_recovery_close(struct kvp_recovery *r); /* NULL is fine */
