@@ -245,6 +245,17 @@ def running():
         tap.ok(code == 0, "kvpickctl check finds nothing", text)
 
 
+def replicas():
+    engine = Engine(replay=False)
+    away = free_port()
+    env = {"KVPICK_REPLICA_SYNC_PORT": str(free_port()), "KVPICK_REPLICA_SYNC_PEERS": f"{engine.at},tcp://127.0.0.1:{away}"}
+    said = doctor(env=env)
+    has(said, "replicas", "ok", "1 of 2", name="a replica that answers")
+    has(said, "replicas", "warn", str(away), name="and one that is away: a warning")
+    tap.same(said.failed(), [], "which is no failure")
+    engine.close()
+
+
 def workers_file():
     engine = Engine(replay=False)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
@@ -285,7 +296,7 @@ def tokenizer():
         del env["KVPICK_EPP_TOKENIZER_TOKEN_FILE"]
         has(doctor(env=env), "tokenizer", "FAIL", "401", "TOKEN_FILE", name="without its token")
         has(doctor(env=epp(f"http://127.0.0.1:{free_port()}")), "tokenizer", "FAIL", "refused", name="nobody there")
-        has(doctor(env=epp("http://no-such-host.invalid:1")), "tokenizer", "FAIL", "resolved", name="an unknown name")
+        has(doctor(env=epp("http://no-such-host.invalid:1", RES_OPTIONS="timeout:1 attempts:1")), "tokenizer", "FAIL", "resolved", name="an unknown name")
         has(doctor(env=epp(f"http://127.0.0.1:{slow.port}")), "tokenizer", "FAIL", "in time", name="one that does not answer")
 
 
@@ -369,6 +380,8 @@ def api_plain():
             name="no such pool")
         api.deny = {"inferencepools": 404}
         has(doctor(env=env), "api server", "FAIL", "CRD", name="no such kind")
+        api.deny = {"inference.networking.k8s.io/v1/": 404}
+        has(doctor(env=env), "api server", "warn", "v1alpha2", name="a cluster that has only the older kind")
         api.deny = {"pods": 403}
         has(doctor(env=env), "api server", "FAIL", "403", "rbac.yaml", name="no right to list pods")
         peers = {**env, "DYN_EPP_PEER_SERVICE": "peers", "POD_IP": "127.0.0.1"}
@@ -444,6 +457,7 @@ def main():
         ports()
         running()
         workers_file()
+        replicas()
         tokenizer()
         proxy()
         api_plain()

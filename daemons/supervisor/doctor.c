@@ -93,6 +93,7 @@ static void look_at_all(struct doctor *d)
 	doc_tokenizer(d);
 	doc_api_server(d);
 	doc_events(d);
+	doc_peers(d);
 }
 
 static void look(

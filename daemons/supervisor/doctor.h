@@ -50,9 +50,10 @@ void doc_memory(struct doctor *d);
 void doc_cpu(struct doctor *d);
 void doc_certificate(struct doctor *d);
 
-/* doctor_net.c: listeners, engines' event sockets. */
+/* doctor_net.c: listeners, engines' event sockets, other replicas. */
 void doc_listeners(struct doctor *d);
 void doc_events(struct doctor *d);
+void doc_peers(struct doctor *d);
 
 /* doctor_tokenizer.c, doctor_kube.c: what kvpick calls. */
 void doc_tokenizer(struct doctor *d);

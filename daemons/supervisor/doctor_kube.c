@@ -48,14 +48,14 @@ static void ask(struct api *a, const char *path, struct reply *r)
 	kvp_kube_get_end(&g);
 }
 
-/* one_call: 1 when the object is there. what: its name for people; missing: what to do if it isn't. */
-static int one_call(struct api *a, const char *path, const char *what, const char *missing)
+/* judge: 1 when the object is there. what: its name for people; missing: what to do if it isn't. */
+static int judge(
+	struct api *a, const char *path, const struct reply *reply, const char *what, const char *missing)
 {
 	static const char *const check = "api server";
 	struct doctor *d = a->d;
 	const char *at = a->access.base;
-	struct reply r;
-	ask(a, path, &r);
+	const struct reply r = *reply;
 	if (r.status == 0)
 		doc_say(d, DOC_FAIL, check,
 			"check address, network policy, and that the mounted ca.crt is the cluster's; kvpick "
@@ -82,18 +82,37 @@ static int one_call(struct api *a, const char *path, const char *what, const cha
 	return 0;
 }
 
+static int one_call(struct api *a, const char *path, const char *what, const char *missing)
+{
+	struct reply r;
+	ask(a, path, &r);
+	return judge(a, path, &r, what, missing);
+}
+
+/* A cluster without the group of v1 is asked for the older one, as discovery does. */
 static int ask_pool(struct api *a, const char *pool)
 {
+	static const char *const group[] = {
+		"inference.networking.k8s.io/v1", "inference.networking.x-k8s.io/v1alpha2"};
 	char path[PATH_MAX_BYTES], what[300];
+	struct reply r = {.status = 404};
+	int old = -1;
+	while (r.status == 404 && ++old < 2) {
+		snprintf(path, sizeof(path),
+			"/apis/%s/namespaces/%s/inferencepools?fieldSelector=metadata.name%%3D%s", group[old],
+			a->d->cfg->pod_namespace, pool);
+		ask(a, path, &r);
+	}
 	snprintf(what, sizeof(what), "InferencePool %s", pool);
-	snprintf(path, sizeof(path),
-		"/apis/inference.networking.k8s.io/v1/namespaces/%s/"
-		"inferencepools?fieldSelector=metadata.name%%3D%s",
-		a->d->cfg->pod_namespace, pool);
-	return one_call(a, path, what,
+	int ok = judge(a, path, &r, what,
 		"make it in kvpick's own namespace, or correct DYN_EPP_INFERENCE_POOL_NAME; the cluster "
-		"needs the CRD "
-		"of InferencePool v1");
+		"needs the "
+		"CRD of InferencePool v1");
+	if (ok && old)
+		doc_say(a->d, DOC_WARN, "api server",
+			"install the CRD of InferencePool v1 and move the pool to it",
+			"%s: %s is of the older group %s", a->access.base, what, group[1]);
+	return ok;
 }
 
 static void ask_objects(struct api *a)

@@ -321,3 +321,25 @@ void doc_events(struct doctor *d)
 		free(a.text[i]);
 	free(a.text);
 }
+
+/* A peer that is away is no failure: it may start later. */
+void doc_peers(struct doctor *d)
+{
+	static const char *const todo =
+		"start it, or correct the list; the port must be its replica sync port";
+	char member[1024], error[320];
+	unsigned good = 0, all = 0;
+	size_t pos = 0;
+	uint64_t end = sup_now_ms() + DOC_EVENTS_MS;
+	while (kvp_config_list_next(d->cfg->replica_sync_peers, &pos, member, sizeof(member))) {
+		all++;
+		if (strncmp(member, "tcp://", 6) != 0 || sup_now_ms() > end)
+			continue;
+		if (greets(member, error, sizeof(error)))
+			good++;
+		else
+			doc_say(d, DOC_WARN, "replicas", todo, "%.200s: %s", member, error);
+	}
+	if (good)
+		doc_say(d, DOC_OK, "replicas", NULL, "%u of %u peers answer", good, all);
+}
