@@ -19,12 +19,14 @@ static int answer_with;	 /* status of posts; 0 = as it should be */
 static uint64_t refuses; /* this worker is refused */
 static const char *life = "schedulable";
 static uint32_t refused_cnt;
+static enum kvp_catalog_order order;
+static char roles[64]; /* of the posts */
 
 static struct kvp_catalog *open_one(void)
 {
 	struct kvp_catalog *c = NULL;
 	struct kvp_catalog_cfg cfg = {
-		.ring = &ring, .owner = ME, .ids_path = path, .region_gen = geom.region_gen};
+		.ring = &ring, .owner = ME, .ids_path = path, .region_gen = geom.region_gen, .order = order};
 	ok(kvp_catalog_open(&c, &cfg) == KVP_OK, "open");
 	return c;
 }
@@ -41,7 +43,9 @@ static uint32_t indexer(uint32_t max)
 			status = answer_with;
 		if (post && refuses && strtoull(buf, NULL, 10) == 0 && strstr(buf, "\"bad\""))
 			status = 422;
-		size_t at = strlen(seen);
+		size_t at = strlen(seen), r = strlen(roles);
+		if (post && r + 1 < sizeof(roles))
+			roles[r] = (char)('0' + t->arg[0]);
 		snprintf(seen + at, sizeof(seen) - at, "%s%c%.*s%.0llu", at ? " " : "", post ? '+' : '-',
 			(int)t->len, buf, (unsigned long long)t->worker_id * !post);
 		int len = snprintf(buf, 256, "{\"lifecycle\":\"%s\"}", life);
@@ -78,8 +82,9 @@ static int set(struct kvp_catalog *c, const char *texts[], uint32_t cnt)
 	struct kvp_catalog_want w[16];
 	uint64_t twice = 0;
 	for (uint32_t i = 0; i < cnt; i++) /* a body is {"N":...: its first number is the id */
-		w[i] = (struct kvp_catalog_want){
-			strtoull(texts[i] + 2, NULL, 10), texts[i], (uint32_t)strlen(texts[i])};
+		w[i] = (struct kvp_catalog_want){.worker_id = strtoull(texts[i] + 2, NULL, 10),
+			.json = texts[i],
+			.len = (uint32_t)strlen(texts[i])};
 	return kvp_catalog_set(c, w, cnt, &twice);
 }
 #define SET(c, ...)                                                                                          \
@@ -188,6 +193,94 @@ static void changes(void)
 	kvp_catalog_close(c);
 }
 
+static int put(struct kvp_catalog *c, const char *text, enum kvp_part_role role)
+{
+	struct kvp_catalog_want w = {.worker_id = strtoull(text + 2, NULL, 10),
+		.json = text,
+		.len = (uint32_t)strlen(text),
+		.role = role};
+	return kvp_catalog_put(c, &w);
+}
+
+/* Workers of which one comes or goes; deletions overtake. */
+static void single_ones(void)
+{
+	struct kvp_catalog_stat st;
+	struct kvp_catalog_want big = {.worker_id = 1, .json = seen, .len = KVP_CMD_PAYLOAD_MAX + 1};
+	order = KVP_CATALOG_DELETE_FIRST;
+	struct kvp_catalog *c = open_one();
+	SET(c, "{\"1\":1}", "{\"2\":1}", "{\"3\":1}");
+	said(c, "+{\"1\":1} +{\"2\":1} +{\"3\":1}", "three");
+	put(c, "{\"4\":1}", KVP_PART_AGGREGATED);
+	put(c, "{\"5\":1}", KVP_PART_AGGREGATED);
+	kvp_catalog_drop(c, 2);
+	kvp_catalog_drop(c, 99);
+	said(c, "-2 +{\"4\":1} +{\"5\":1}", "who leaves is deleted before others come");
+	put(c, "{\"4\":1}", KVP_PART_AGGREGATED);
+	said(c, "", "what is so already is not told again");
+	kvp_catalog_drop(c, 4);
+	put(c, "{\"4\":1}", KVP_PART_AGGREGATED);
+	said(c, "+{\"4\":1}", "dropped and put before anything was sent: told again, not deleted");
+	put(c, "{\"6\":1}", KVP_PART_AGGREGATED);
+	kvp_catalog_drop(c, 6);
+	said(c, "", "put and dropped before anything was sent: nothing");
+	put(c, "{\"6\":1}", KVP_PART_AGGREGATED);
+	kvp_catalog_tend(c, now, on_refused, NULL);
+	kvp_catalog_drop(c, 6);
+	put(c, "{\"6\":2}", KVP_PART_AGGREGATED);
+	kvp_catalog_drop(c, 6);
+	said(c, "+{\"6\":1} -6", "dropped while it is under way");
+	roles[0] = 0;
+	memset(roles, 0, sizeof(roles));
+	put(c, "{\"5\":1}", KVP_PART_DECODE);
+	said(c, "+{\"5\":1}", "another role is a change");
+	is_str(roles, "2", "and told");
+	ok(kvp_catalog_put(c, &big) == KVP_ERR_LIMIT, "a body that no command holds");
+	is_u64(kvp_catalog_compare(c), 0, "without a catalogue there is nothing to compare");
+	kvp_catalog_stat(c, &st);
+	ok(st.wanted == 4 && st.schedulable == 4, "%u wanted, %u schedulable", st.wanted, st.schedulable);
+	kvp_catalog_close(c);
+	/* What the file says after all that. */
+	c = open_one();
+	ok(kvp_catalog_has_ids(c), "a successor");
+	put(c, "{\"7\":1}", KVP_PART_AGGREGATED);
+	kvp_catalog_tend(c, now, on_refused, NULL);
+	is_u64(indexer(9), 0, "sends nothing before it has a picture");
+	SET(c, "{\"7\":1}");
+	said(c, "-1 -3 -4 -5 +{\"7\":1}", "then it deletes what its predecessor had left, and nothing else");
+	SET(c, "{\"7\":1}");
+	kvp_catalog_close(c);
+	order = KVP_CATALOG_POST_FIRST;
+}
+
+/* The file of ids stays short however much comes and goes. */
+static void long_life(void)
+{
+	struct kvp_catalog *c = open_one();
+	char text[32];
+	SET(c, "{\"7\":1}");
+	settle(c);
+	for (int i = 0; i < 4000; i++) {
+		snprintf(text, sizeof(text), "{\"%d\":1}", 100 + i % 3);
+		put(c, text, KVP_PART_AGGREGATED);
+		settle(c);
+		kvp_catalog_drop(c, 100 + (uint64_t)i % 3);
+		settle(c);
+		seen[0] = 0;
+	}
+	kvp_catalog_close(c);
+	FILE *f = fopen(path, "r");
+	uint32_t lines = 0;
+	for (int ch; (ch = fgetc(f)) != EOF;)
+		lines += ch == '\n';
+	fclose(f);
+	ok(lines < 5000, "8000 changes are %u lines", lines);
+	c = open_one();
+	SET(c, "{\"8\":1}");
+	said(c, "+{\"8\":1} -7", "and say who is left");
+	kvp_catalog_close(c);
+}
+
 /* Ten thousand: never more than a window under way. */
 static void crowd(void)
 {
@@ -199,7 +292,8 @@ static void crowd(void)
 	for (uint32_t i = 0; i < 10000; i++) {
 		uint32_t id = 10000 - i;
 		snprintf(text[i], sizeof(text[i]), "{\"%u\":1}", id);
-		w[i] = (struct kvp_catalog_want){id, text[i], (uint32_t)strlen(text[i])};
+		w[i] = (struct kvp_catalog_want){
+			.worker_id = id, .json = text[i], .len = (uint32_t)strlen(text[i])};
 	}
 	ok(kvp_catalog_set(c, w, 10000, &twice) == KVP_OK, "ten thousand workers");
 	for (int i = 0; i < 10000 && !kvp_catalog_is_settled(c); i++) {
@@ -224,6 +318,9 @@ int main(void)
 	steps();
 	failures();
 	changes();
+	geom.region_gen++;
+	single_ones();
+	long_life();
 	crowd();
 	is_u64(kvp_cmdring_check(&ring), 0, "the ring has no faults");
 	unlink(path);

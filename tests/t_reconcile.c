@@ -264,6 +264,20 @@ static void test_index_slots(void)
 	is_u64(idx.cat.rank_cnt + idx.cat.index_cnt + waiting(), 0, "nothing is left");
 }
 
+/* Who decodes is chosen by load: such a worker needs no events, and listens to none. */
+static void test_decode(void)
+{
+	static const char body[] = "{\"worker_id\":900,\"model_name\":\"d\",\"endpoint\":\"http://w:8000\","
+				   "\"block_size\":16}";
+	uint32_t starts = fake->starts;
+	kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, body, strlen(body));
+	ok(fake_reply_has(&idx, "\"lifecycle\":\"incomplete\""), "a worker without events is incomplete");
+	kvp_idx_worker_post(&idx, KVP_PART_DECODE, body, strlen(body));
+	ok(fake_reply_has(&idx, "\"lifecycle\":\"schedulable\""), "but not one that decodes");
+	is_u64(fake->starts, starts, "which is not listened to");
+	kvp_idx_worker_delete(&idx, 900);
+}
+
 static void test_restart(void)
 {
 	fake_post(&idx, TWO, "tcp://w:5558", ",\"taints\":[\"z\"],\"total_kv_blocks\":5");
@@ -418,6 +432,7 @@ int main(void)
 	test_room();
 	test_index_slots();
 	test_restart();
+	test_decode();
 	kvp_idx_close(&idx);
 	test_kill(script, 40);
 	test_kill(script_index, 60);

@@ -1,5 +1,7 @@
 #include "daemons/discovery/catalog.h"
 
+#include <kvpick/hash.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -8,14 +10,27 @@
 #include <string.h>
 #include <unistd.h>
 
+#define BUCKETS_MIN 256u
+#define LINES_SPARE 4096u /* of the file of ids, beyond twice the entries */
+
 enum state { IDLE, POSTED, DELETED }; /* a command of the entry is under way */
+enum queue { POSTS, DELETES, QUEUES };
 
 struct entry {
 	uint64_t worker_id;
 	char *json; /* wanted; NULL = not */
 	uint32_t len;
-	unsigned told : 1, schedulable : 1, refused : 1, tried : 1; /* told: json, as it is */
+	enum kvp_part_role role;
+	unsigned told : 1;	  /* json, as it is */
+	unsigned schedulable : 1; /* as answered to what was told */
+	unsigned refused : 1, failed : 1;
+	unsigned is_kept : 1; /* the file says that it is ours */
+	unsigned is_ours : 1; /* a command about it may have been executed */
+	unsigned is_queued[QUEUES];
+	struct entry *queue_next[QUEUES], *next; /* next: of the bucket */
 	enum state state;
+	uint32_t stamp;	 /* of the picture that named it */
+	uint64_t record; /* hash of the record that was answered */
 	struct kvp_cmd_cell *cell;
 	uint64_t deadline_ns;
 };
@@ -23,26 +38,135 @@ struct entry {
 struct kvp_catalog {
 	struct kvp_catalog_cfg cfg;
 	struct kvp_json *json;
-	struct entry *entry; /* by worker_id */
-	uint32_t cnt, flying;
+	struct entry **bucket;
+	uint32_t bucket_cnt, cnt, stamp;
+	struct {
+		struct entry *first, **end;
+	} queue[QUEUES];
+	struct entry *flying[KVP_CATALOG_WINDOW];
+	uint32_t flying_cnt, posting_cnt;
 	int is_set, is_passing, has_ids, failed_in_pass;
 	uint64_t retry_ns;
+	FILE *ids;
+	uint32_t lines;
 	struct kvp_catalog_stat stat;
+	char record[KVP_CAT_RECORD_MAX];
 };
 
-static int by_id(const void *x, const void *y)
+/* ---- entries ---- */
+
+static struct entry **place(const struct kvp_catalog *c, uint64_t worker_id)
 {
-	const struct entry *a = x, *b = y;
-	return (a->worker_id > b->worker_id) - (a->worker_id < b->worker_id);
+	uint64_t h = worker_id * 0x9e3779b97f4a7c15ull;
+	struct entry **at = &c->bucket[h >> 32 & (c->bucket_cnt - 1)];
+	while (*at && (*at)->worker_id != worker_id)
+		at = &(*at)->next;
+	return at;
 }
 
-/* ---- the file of our ids ---- */
+static int grow(struct kvp_catalog *c)
+{
+	struct entry **old = c->bucket;
+	uint32_t old_cnt = c->bucket_cnt, cnt = old_cnt ? 2 * old_cnt : BUCKETS_MIN;
+	struct entry **b = calloc(cnt, sizeof(*b));
+	if (!b)
+		return KVP_ERR_SYS;
+	c->bucket = b;
+	c->bucket_cnt = cnt;
+	for (uint32_t i = 0; i < old_cnt; i++)
+		for (struct entry *e = old[i], *next; e; e = next) {
+			next = e->next;
+			e->next = NULL;
+			*place(c, e->worker_id) = e;
+		}
+	free(old);
+	return KVP_OK;
+}
 
-static int keep_ids(const struct kvp_catalog *c)
+static struct entry *get(struct kvp_catalog *c, uint64_t worker_id)
+{
+	if (c->cnt >= c->bucket_cnt && grow(c))
+		return NULL;
+	struct entry **at = place(c, worker_id);
+	if (!*at) {
+		*at = calloc(1, sizeof(**at));
+		if (*at) {
+			(*at)->worker_id = worker_id;
+			c->cnt++;
+		}
+	}
+	return *at;
+}
+
+/* forget_idle frees an entry of which nothing is wanted, under way, queued or registered. */
+static void forget_idle(struct kvp_catalog *c, struct entry *e)
+{
+	if (e->json || e->state != IDLE || e->is_ours || e->is_queued[POSTS] || e->is_queued[DELETES])
+		return;
+	struct entry **at = place(c, e->worker_id);
+	*at = e->next;
+	c->cnt--;
+	free(e);
+}
+
+static void push(struct kvp_catalog *c, struct entry *e, enum queue q)
+{
+	c->is_passing = 1;
+	if (e->is_queued[q])
+		return;
+	e->is_queued[q] = 1;
+	e->queue_next[q] = NULL;
+	*c->queue[q].end = e;
+	c->queue[q].end = &e->queue_next[q];
+}
+
+static struct entry *pop(struct kvp_catalog *c, enum queue q)
+{
+	struct entry *e = c->queue[q].first;
+	c->queue[q].first = e->queue_next[q];
+	if (!c->queue[q].first)
+		c->queue[q].end = &c->queue[q].first;
+	e->is_queued[q] = 0;
+	return e;
+}
+
+/* What is to be done about an entry that nothing is under way for. */
+static int needs_post(const struct entry *e)
+{
+	return e->json && e->state == IDLE && !(e->told && e->schedulable);
+}
+
+static int needs_delete(const struct entry *e)
+{
+	return !e->json && e->state == IDLE && e->is_ours;
+}
+
+static void queue_up(struct kvp_catalog *c, struct entry *e)
+{
+	if (needs_post(e))
+		push(c, e, POSTS);
+	else if (needs_delete(e))
+		push(c, e, DELETES);
+	else
+		forget_idle(c, e);
+}
+
+/* Marks of a wanted entry are counted. */
+static void mark(struct kvp_catalog *c, struct entry *e, int schedulable, int refused)
+{
+	if (e->json) {
+		c->stat.schedulable += (uint32_t)schedulable - e->schedulable;
+		c->stat.refused += (uint32_t)refused - e->refused;
+	}
+	e->schedulable = schedulable != 0;
+	e->refused = refused != 0;
+}
+
+/* ---- the file of our ids: a generation, then +id and -id as they come and go ---- */
+
+static int write_ids(struct kvp_catalog *c)
 {
 	char path[1200];
-	if (!c->cfg.ids_path)
-		return KVP_OK;
 	int n = snprintf(path, sizeof(path), "%s.new", c->cfg.ids_path);
 	int fd = n > 0 && (size_t)n < sizeof(path)
 			 ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)
@@ -54,11 +178,39 @@ static int keep_ids(const struct kvp_catalog *c)
 		return KVP_ERR_SYS;
 	}
 	fprintf(out, "%" PRIu64 "\n", c->cfg.region_gen);
-	for (uint32_t i = 0; i < c->cnt; i++)
-		fprintf(out, "%" PRIu64 "\n", c->entry[i].worker_id);
-	int bad = fflush(out) | ferror(out);
-	bad |= fclose(out);
-	return bad || rename(path, c->cfg.ids_path) ? KVP_ERR_SYS : KVP_OK;
+	for (uint32_t i = 0; i < c->bucket_cnt; i++)
+		for (struct entry *e = c->bucket[i]; e; e = e->next)
+			if (e->is_ours)
+				fprintf(out, "+%" PRIu64 "\n", e->worker_id);
+	if (fflush(out) || ferror(out) || rename(path, c->cfg.ids_path)) {
+		fclose(out);
+		return KVP_ERR_SYS;
+	}
+	if (c->ids)
+		fclose(c->ids);
+	c->ids = out;
+	c->lines = c->cnt;
+	return KVP_OK;
+}
+
+/* keep makes the file say whether an entry is ours; what can't be written is tried again with the next
+ * one. */
+static void keep(struct kvp_catalog *c, struct entry *e, int is_ours)
+{
+	if (!c->cfg.ids_path || e->is_kept == (unsigned)is_ours)
+		return;
+	int bad = !c->ids || c->lines > 2 * c->cnt + LINES_SPARE ? write_ids(c) != KVP_OK : 0;
+	if (!bad) {
+		fprintf(c->ids, "%c%" PRIu64 "\n", is_ours ? '+' : '-', e->worker_id);
+		bad = fflush(c->ids) || ferror(c->ids);
+		c->lines++;
+	}
+	if (bad && c->ids) {
+		fclose(c->ids);
+		c->ids = NULL;
+	}
+	c->failed_in_pass |= bad;
+	e->is_kept = bad ? e->is_kept : is_ours != 0;
 }
 
 /* A file that breaks off names fewer ids: what it does not name stays registered until it is deleted by
@@ -67,26 +219,21 @@ static int read_ids(struct kvp_catalog *c)
 {
 	FILE *in = c->cfg.ids_path ? fopen(c->cfg.ids_path, "re") : NULL;
 	uint64_t v;
-	uint32_t cap = 0;
+	char sign;
 	int rc = KVP_OK;
 	if (!in)
 		return KVP_OK;
-	if (fscanf(in, "%" SCNu64, &v) == 1 && v == c->cfg.region_gen) {
-		while (!rc && fscanf(in, "%" SCNu64, &v) == 1) {
-			if (c->cnt == cap) {
-				cap = cap ? 2 * cap : 256;
-				struct entry *grown = realloc(c->entry, cap * sizeof(*grown));
-				rc = grown ? KVP_OK : KVP_ERR_SYS;
-				c->entry = grown ? grown : c->entry;
-			}
-			if (!rc)
-				c->entry[c->cnt++] = (struct entry){.worker_id = v};
+	if (fscanf(in, "%" SCNu64, &v) == 1 && v == c->cfg.region_gen)
+		while (!rc && fscanf(in, " %c%" SCNu64, &sign, &v) == 2) {
+			struct entry *e = get(c, v);
+			rc = e ? KVP_OK : KVP_ERR_SYS;
+			if (e)
+				e->is_ours = e->is_kept = sign == '+';
+			if (e)
+				forget_idle(c, e);
 		}
-		c->has_ids = c->cnt > 0;
-	}
+	c->has_ids = c->cnt > 0;
 	fclose(in);
-	if (c->cnt)
-		qsort(c->entry, c->cnt, sizeof(*c->entry), by_id);
 	return rc;
 }
 
@@ -96,6 +243,8 @@ int kvp_catalog_open(struct kvp_catalog **out, const struct kvp_catalog_cfg *cfg
 	if (!c)
 		return KVP_ERR_SYS;
 	c->cfg = *cfg;
+	for (int q = 0; q < QUEUES; q++)
+		c->queue[q].end = &c->queue[q].first;
 	c->json = kvp_json_new();
 	if (!c->json || read_ids(c)) {
 		kvp_catalog_close(c);
@@ -109,111 +258,182 @@ void kvp_catalog_close(struct kvp_catalog *c)
 {
 	if (!c)
 		return;
-	for (uint32_t i = 0; i < c->cnt; i++) {
-		if (c->entry[i].state != IDLE)
-			kvp_cmd_end(c->cfg.ring, c->entry[i].cell);
-		free(c->entry[i].json);
-	}
-	free(c->entry);
+	for (uint32_t i = 0; i < c->bucket_cnt; i++)
+		for (struct entry *e = c->bucket[i], *next; e; e = next) {
+			next = e->next;
+			if (e->state != IDLE)
+				kvp_cmd_end(c->cfg.ring, e->cell);
+			free(e->json);
+			free(e);
+		}
+	if (c->ids)
+		fclose(c->ids);
+	free(c->bucket);
 	kvp_json_free(c->json);
 	free(c);
 }
 
 /* ---- what is wanted ---- */
 
-static void drop_news(struct entry *e, uint32_t cnt)
+/* is_as_told asks the catalogue: somebody may have deleted or changed the worker meanwhile. */
+static int is_as_told(struct kvp_catalog *c, const struct entry *e)
 {
-	for (uint32_t i = 0; i < cnt; i++)
-		free(e[i].json);
-	free(e);
-}
-
-/* read_wanted makes sorted entries of a picture. */
-static int read_wanted(const struct kvp_catalog_want *want, uint32_t cnt, struct entry **out, uint64_t *twice)
-{
-	struct entry *e = calloc((size_t)cnt + 1, sizeof(*e));
-	int rc = e ? KVP_OK : KVP_ERR_SYS;
-	for (uint32_t i = 0; i < cnt && !rc; i++) {
-		e[i].worker_id = want[i].worker_id;
-		e[i].len = want[i].len;
-		e[i].json = malloc((size_t)want[i].len + 1);
-		rc = !e[i].json ? KVP_ERR_SYS : want[i].len > KVP_CMD_PAYLOAD_MAX ? KVP_ERR_LIMIT : KVP_OK;
-		if (!rc)
-			memcpy(e[i].json, want[i].json, want[i].len);
-	}
-	if (!rc)
-		qsort(e, cnt, sizeof(*e), by_id);
-	for (uint32_t i = 1; i < cnt && !rc; i++)
-		if (e[i].worker_id == e[i - 1].worker_id) {
-			*twice = e[i].worker_id;
-			rc = KVP_ERR_EXISTS;
-		}
-	if (rc && e)
-		drop_news(e, cnt);
-	else if (!rc)
-		*out = e;
-	return rc;
-}
-
-/* is_schedulable_now asks the catalogue: somebody may have deleted or changed the worker meanwhile. */
-static int is_schedulable_now(const struct kvp_catalog *c, uint64_t worker_id)
-{
-	struct kvp_cat_worker_info *w = c->cfg.cat ? malloc(sizeof(*w)) : NULL;
-	uint32_t idx;
-	int yes = !c->cfg.cat;
-	if (w)
-		yes = kvp_cat_worker_find(c->cfg.cat, worker_id, &idx) == KVP_OK &&
-		      kvp_cat_worker_info(c->cfg.cat, idx, w) == KVP_OK && w->worker_id == worker_id &&
-		      w->lifecycle == KVP_LIFE_SCHEDULABLE;
+	uint32_t idx, len = 0;
+	struct kvp_cat_worker_info *w = malloc(sizeof(*w));
+	int yes = w && kvp_cat_worker_find(c->cfg.cat, e->worker_id, &idx) == KVP_OK &&
+		  kvp_cat_worker_read(c->cfg.cat, idx, w, c->record, sizeof(c->record), &len) == KVP_OK &&
+		  w->worker_id == e->worker_id && w->lifecycle == KVP_LIFE_SCHEDULABLE &&
+		  w->role == e->role && kvp_hash_bytes(c->record, len, 0) == e->record;
 	free(w);
 	return yes;
 }
 
-/* take gives a newly wanted entry what is known of its id. */
-static void take(const struct kvp_catalog *c, const struct entry *old, struct entry *e)
+static int stray(struct kvp_catalog *c, struct entry *e)
 {
-	int same = old->json && old->len == e->len && memcmp(old->json, e->json, old->len) == 0;
-	e->told = same && old->told;
-	e->schedulable = same && old->schedulable && is_schedulable_now(c, old->worker_id);
-	e->refused = same && old->refused;
-	e->state = old->state;
-	e->cell = old->cell;
-	e->deadline_ns = old->deadline_ns;
+	if (!c->cfg.cat || !e->json || e->state != IDLE || !e->told || !e->schedulable || is_as_told(c, e))
+		return 0;
+	e->told = 0;
+	mark(c, e, 0, (int)e->refused);
+	c->stat.strayed++;
+	return 1;
+}
+
+static int want_one(struct kvp_catalog *c, const struct kvp_catalog_want *want)
+{
+	struct entry *e = get(c, want->worker_id);
+	if (!e)
+		return KVP_ERR_SYS;
+	if (e->json && e->role == want->role && e->len == want->len &&
+		memcmp(e->json, want->json, e->len) == 0)
+		return KVP_OK;
+	char *json = malloc((size_t)want->len + 1);
+	if (!json) {
+		forget_idle(c, e);
+		return KVP_ERR_SYS;
+	}
+	memcpy(json, want->json, want->len);
+	mark(c, e, 0, 0);
+	c->stat.wanted += !e->json;
+	free(e->json);
+	e->json = json;
+	e->len = want->len;
+	e->role = want->role;
+	e->told = 0;
+	return KVP_OK;
+}
+
+static void unwant(struct kvp_catalog *c, struct entry *e)
+{
+	if (e->json) {
+		mark(c, e, 0, 0);
+		c->stat.wanted--;
+		free(e->json);
+		e->json = NULL;
+		e->told = 0;
+	}
+	queue_up(c, e);
+}
+
+int kvp_catalog_put(struct kvp_catalog *c, const struct kvp_catalog_want *want)
+{
+	if (want->len > KVP_CMD_PAYLOAD_MAX)
+		return KVP_ERR_LIMIT;
+	int rc = want_one(c, want);
+	if (rc)
+		return rc;
+	struct entry *e = get(c, want->worker_id);
+	if (!e->told)
+		queue_up(c, e);
+	return KVP_OK;
+}
+
+void kvp_catalog_drop(struct kvp_catalog *c, uint64_t worker_id)
+{
+	struct entry *e = c->cnt ? *place(c, worker_id) : NULL;
+	if (e)
+		unwant(c, e);
+}
+
+static int by_id(const void *x, const void *y)
+{
+	const uint64_t *a = x, *b = y;
+	return (*a > *b) - (*a < *b);
+}
+
+/* All ids, sorted, of a picture (want) or of everything there is (want NULL). */
+static uint64_t *all_ids(const struct kvp_catalog *c, const struct kvp_catalog_want *want, uint32_t cnt)
+{
+	uint64_t *id = malloc(((size_t)cnt + 1) * sizeof(*id));
+	uint32_t n = 0;
+	for (uint32_t i = 0; id && want && i < cnt; i++)
+		id[n++] = want[i].worker_id;
+	for (uint32_t i = 0; id && !want && i < c->bucket_cnt; i++)
+		for (const struct entry *e = c->bucket[i]; e; e = e->next)
+			id[n++] = e->worker_id;
+	if (id && n)
+		qsort(id, n, sizeof(*id), by_id);
+	return id;
+}
+
+/* Nothing is changed before this has found nothing against it. */
+static int check_picture(
+	const struct kvp_catalog *c, const struct kvp_catalog_want *want, uint32_t cnt, uint64_t *twice)
+{
+	for (uint32_t i = 0; i < cnt; i++)
+		if (want[i].len > KVP_CMD_PAYLOAD_MAX)
+			return KVP_ERR_LIMIT;
+	const struct kvp_catalog_want none = {.worker_id = 0};
+	uint64_t *id = all_ids(c, cnt ? want : &none, cnt);
+	int rc = id ? KVP_OK : KVP_ERR_SYS;
+	for (uint32_t i = 1; !rc && i < cnt; i++)
+		if (id[i] == id[i - 1]) {
+			*twice = id[i];
+			rc = KVP_ERR_EXISTS;
+		}
+	free(id);
+	return rc;
 }
 
 int kvp_catalog_set(struct kvp_catalog *c, const struct kvp_catalog_want *want, uint32_t cnt, uint64_t *twice)
 {
-	struct entry *now = NULL;
-	int rc = read_wanted(want, cnt, &now, twice);
-	if (rc)
-		return rc;
-	struct entry *all = realloc(now, ((size_t)cnt + c->cnt + 1) * sizeof(*all));
-	if (!all) {
-		drop_news(now, cnt);
-		return KVP_ERR_SYS;
+	int rc = check_picture(c, want, cnt, twice);
+	c->stamp++;
+	for (uint32_t i = 0; i < cnt && !rc; i++) {
+		rc = want_one(c, &want[i]);
+		if (!rc)
+			get(c, want[i].worker_id)->stamp = c->stamp;
 	}
-	uint32_t n = cnt;
-	for (uint32_t i = 0; i < c->cnt; i++) {
-		struct entry key = {.worker_id = c->entry[i].worker_id}, *old = &c->entry[i];
-		struct entry *e = cnt ? bsearch(&key, all, cnt, sizeof(key), by_id) : NULL;
-		if (e)
-			take(c, old, e);
-		free(old->json);
-		old->json = NULL;
-		old->len = 0;
-		if (!e)
-			all[n++] = *old;
+	uint64_t *id = rc ? NULL : all_ids(c, NULL, c->cnt);
+	if (!id)
+		return rc ? rc : KVP_ERR_SYS;
+	/* In the order of the ids, so that the same picture gives the same commands. */
+	for (uint32_t i = 0, n = c->cnt; i < n; i++) {
+		struct entry *e = *place(c, id[i]);
+		if (e->stamp != c->stamp) {
+			unwant(c, e);
+			continue;
+		}
+		stray(c, e);
+		queue_up(c, e);
 	}
-	for (uint32_t i = 0; i < n; i++)
-		all[i].tried = 0;
-	qsort(all, n, sizeof(*all), by_id);
-	free(c->entry);
-	c->entry = all;
-	c->cnt = n;
-	c->stat.wanted = cnt;
+	free(id);
 	c->is_set = c->is_passing = 1;
-	c->failed_in_pass = keep_ids(c) != KVP_OK; /* else a successor would not know them: later once more */
+	c->failed_in_pass = 0;
 	return KVP_OK;
+}
+
+uint32_t kvp_catalog_compare(struct kvp_catalog *c)
+{
+	uint32_t n = 0;
+	for (uint32_t i = 0; i < c->bucket_cnt; i++)
+		for (struct entry *e = c->bucket[i]; e; e = e->next)
+			if (stray(c, e)) {
+				push(c, e, POSTS);
+				n++;
+			} else if (needs_post(e) && !e->failed && !e->is_queued[POSTS]) {
+				push(c, e, POSTS); /* not schedulable when it was told */
+			}
+	return n;
 }
 
 /* ---- passes ---- */
@@ -223,16 +443,22 @@ static int send(struct kvp_catalog *c, struct entry *e, enum state as, uint64_t 
 	void *payload;
 	if (kvp_cmd_begin(c->cfg.ring, c->cfg.owner, &e->cell, &payload) != KVP_OK)
 		return 0;
+	e->is_ours = 1;
+	keep(c, e, 1);
 	e->cell->worker_id = e->worker_id;
+	e->cell->arg[0] = as == POSTED ? (uint64_t)e->role : 0;
 	if (as == POSTED)
 		memcpy(payload, e->json, e->len);
 	kvp_cmd_post(c->cfg.ring, e->cell, as == POSTED ? KVP_CMD_WORKER_POST : KVP_CMD_WORKER_DELETE,
 		as == POSTED ? e->len : 0);
 	e->state = as;
-	e->tried = 1;
-	e->told = as == POSTED; /* unless the wish changes while it is under way: see take */
+	e->failed = 0;
+	e->told = as == POSTED; /* unless the wish changes while it is under way */
 	e->deadline_ns = now_ns + KVP_CATALOG_REPLY_NS;
-	c->flying++;
+	c->flying[c->flying_cnt++] = e;
+	c->posting_cnt += as == POSTED;
+	c->stat.posts += as == POSTED;
+	c->stat.deletes += as == DELETED;
 	return 1;
 }
 
@@ -249,11 +475,19 @@ static int answered(struct kvp_catalog *c, struct entry *e, int status,
 {
 	const char *text = kvp_cmd_buffer(c->cfg.ring, e->cell);
 	size_t len = status < 0 ? 0 : e->cell->reply_len;
-	if (e->state == DELETED)
-		return (status >= 200 && status < 300) || status == 404;
-	e->schedulable = status >= 200 && status < 300 && reply_is_schedulable(c, text, len);
-	e->refused = status >= 400;
-	if (status >= 200 && status < 300)
+	int good = status >= 200 && status < 300;
+	if (e->state == DELETED) {
+		good |= status == 404;
+		if (good) {
+			e->is_ours = 0;
+			keep(c, e, 0);
+		}
+		return good;
+	}
+	if (e->told)
+		mark(c, e, good && reply_is_schedulable(c, text, len), status >= 400);
+	e->record = good ? kvp_hash_bytes(text, len, 0) : 0;
+	if (good)
 		return 1;
 	e->told = 0;
 	if (refused)
@@ -264,48 +498,53 @@ static int answered(struct kvp_catalog *c, struct entry *e, int status,
 static void collect(struct kvp_catalog *c, uint64_t now_ns,
 	void (*refused)(void *ctx, uint64_t worker_id, int status, const char *text, size_t len), void *ctx)
 {
-	uint32_t kept = 0;
-	for (uint32_t i = 0; i < c->cnt; i++) {
-		struct entry *e = &c->entry[i];
-		int done = e->state != IDLE && kvp_cmd_done(c->cfg.ring, e->cell);
-		int gone = 0;
-		if (e->state != IDLE && (done || now_ns >= e->deadline_ns)) {
-			int good = answered(c, e, done ? e->cell->status : KVP_ERR_TIMEOUT, refused, ctx);
-			gone = good && e->state == DELETED && !e->json;
-			c->failed_in_pass |= !good;
-			kvp_cmd_end(c->cfg.ring, e->cell);
-			e->state = IDLE;
-			c->flying--;
+	for (uint32_t i = 0; i < c->flying_cnt;) {
+		struct entry *e = c->flying[i];
+		int done = kvp_cmd_done(c->cfg.ring, e->cell);
+		if (!done && now_ns < e->deadline_ns) {
+			i++;
+			continue;
 		}
-		if (!gone)
-			c->entry[kept++] = *e;
+		int was_told = (int)e->told, as = e->state;
+		int good = answered(c, e, done ? e->cell->status : KVP_ERR_TIMEOUT, refused, ctx);
+		kvp_cmd_end(c->cfg.ring, e->cell);
+		c->posting_cnt -= as == POSTED;
+		e->state = IDLE;
+		c->failed_in_pass |= !good;
+		c->flying[i] = c->flying[--c->flying_cnt];
+		/* One that failed waits for the next pass, unless the wish is another one by now. */
+		int is_done = as == POSTED ? e->json && (good ? e->told : was_told) : !e->json && !good;
+		e->failed = !good && is_done;
+		if (!is_done)
+			queue_up(c, e);
 	}
-	c->cnt = kept;
 }
 
-/* wants_post: it is new, has changed, or was not schedulable when it was told last. */
-static int wants_post(const struct entry *e)
+/* run sends from a queue what the window takes; 1 = it is empty. */
+static int run(struct kvp_catalog *c, enum queue q, uint64_t now_ns)
 {
-	return e->json && e->state == IDLE && !e->tried && !(e->told && e->schedulable);
+	while (c->queue[q].first) {
+		struct entry *e = c->queue[q].first;
+		int is_due = q == POSTS ? needs_post(e) : needs_delete(e);
+		if (is_due && (c->flying_cnt >= KVP_CATALOG_WINDOW ||
+				      !send(c, e, q == POSTS ? POSTED : DELETED, now_ns)))
+			return 0;
+		pop(c, q);
+		if (!is_due)
+			forget_idle(c, e);
+	}
+	return 1;
 }
 
-/* go_on sends what the window takes; 1 = the pass has ended. */
+/* go_on sends what may be sent; 1 = the pass has ended. */
 static int go_on(struct kvp_catalog *c, uint64_t now_ns)
 {
-	int posting = 0;
-	for (uint32_t i = 0; i < c->cnt; i++) {
-		struct entry *e = &c->entry[i];
-		if (wants_post(e) && (c->flying >= KVP_CATALOG_WINDOW || !send(c, e, POSTED, now_ns)))
-			return 0;
-		posting |= e->state == POSTED;
-	}
-	for (uint32_t i = 0; i < c->cnt && !posting; i++) {
-		struct entry *e = &c->entry[i];
-		if (!e->json && e->state == IDLE && !e->tried &&
-			(c->flying >= KVP_CATALOG_WINDOW || !send(c, e, DELETED, now_ns)))
-			return 0;
-	}
-	return c->flying == 0;
+	enum queue first = c->cfg.order == KVP_CATALOG_POST_FIRST ? POSTS : DELETES;
+	if (!run(c, first, now_ns))
+		return 0;
+	if (first == POSTS && c->posting_cnt)
+		return 0;
+	return run(c, first == POSTS ? DELETES : POSTS, now_ns) && !c->flying_cnt;
 }
 
 static void end_pass(struct kvp_catalog *c, uint64_t now_ns)
@@ -314,21 +553,32 @@ static void end_pass(struct kvp_catalog *c, uint64_t now_ns)
 	c->stat.passes++;
 	c->stat.failed += (uint64_t)(c->failed_in_pass != 0);
 	c->retry_ns = c->failed_in_pass ? now_ns + KVP_CATALOG_RETRY_NS : 0;
-	if (keep_ids(c) && !c->retry_ns)
-		c->retry_ns = now_ns + KVP_CATALOG_RETRY_NS;
+}
+
+static void try_again(struct kvp_catalog *c)
+{
+	uint64_t *id = all_ids(c, NULL, c->cnt);
+	for (uint32_t i = 0, n = c->cnt; id && i < n; i++) {
+		struct entry *e = *place(c, id[i]);
+		keep(c, e, (int)e->is_ours);
+		if (e->failed)
+			queue_up(c, e);
+	}
+	free(id);
 }
 
 void kvp_catalog_tend(struct kvp_catalog *c, uint64_t now_ns,
 	void (*refused)(void *ctx, uint64_t worker_id, int status, const char *text, size_t len), void *ctx)
 {
-	if (c->flying)
+	if (c->flying_cnt)
 		collect(c, now_ns, refused, ctx);
+	if (!c->is_set)
+		return;
 	if (!c->is_passing && c->retry_ns && now_ns >= c->retry_ns) {
 		c->retry_ns = 0;
 		c->is_passing = 1;
 		c->failed_in_pass = 0;
-		for (uint32_t i = 0; i < c->cnt; i++)
-			c->entry[i].tried = 0;
+		try_again(c);
 	}
 	if (c->is_passing && go_on(c, now_ns))
 		end_pass(c, now_ns);
@@ -339,6 +589,16 @@ int kvp_catalog_is_settled(const struct kvp_catalog *c)
 	return c->is_set && !c->is_passing;
 }
 
+int kvp_catalog_is_set(const struct kvp_catalog *c)
+{
+	return c->is_set;
+}
+
+int kvp_catalog_is_flying(const struct kvp_catalog *c)
+{
+	return c->flying_cnt != 0;
+}
+
 int kvp_catalog_has_ids(const struct kvp_catalog *c)
 {
 	return c->has_ids;
@@ -347,8 +607,4 @@ int kvp_catalog_has_ids(const struct kvp_catalog *c)
 void kvp_catalog_stat(const struct kvp_catalog *c, struct kvp_catalog_stat *out)
 {
 	*out = c->stat;
-	for (uint32_t i = 0; i < c->cnt; i++) {
-		out->schedulable += c->entry[i].json && c->entry[i].schedulable;
-		out->refused += c->entry[i].json && c->entry[i].refused;
-	}
 }

@@ -1,4 +1,5 @@
 #include "daemons/discovery/catalog.h"
+#include "daemons/discovery/cluster.h"
 #include "daemons/discovery/workers_file.h"
 #include "daemons/common/apply_config.h"
 #include "daemons/common/boot.h"
@@ -16,15 +17,16 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-/* The discovery process: keeps the workers of a file registered. */
+/* The discovery process: keeps the workers of a file, or of Kubernetes, registered. */
 struct discovery {
 	struct kvp_boot boot;
 	struct kvp_loop *loop;
 	struct kvp_catalog *catalog;
+	struct kvp_cluster *cluster; /* NULL: the workers are those of the file */
 	struct kvp_workers_watch file;
 	struct kvp_watch wake, signals;
 	struct kvp_timer beat;
-	int signal_fd, draining, says_run, is_bad;
+	int signal_fd, draining, says_run, is_bad, exit_code;
 	uint64_t failed; /* passes, as logged */
 	char ids_path[KVP_BOOT_PATH_MAX + 64];
 };
@@ -50,11 +52,16 @@ static void tend(struct discovery *d)
 	kvp_ctr_set(d->boot.ctr, KVP_CTR_DISC_SCHEDULABLE, st.schedulable);
 	kvp_ctr_add(d->boot.ctr, KVP_CTR_DISC_FAILED, st.failed - d->failed);
 	d->failed = st.failed;
+	if (d->cluster) {
+		kvp_cluster_tend(d->cluster, kvp_clock_mono_ns());
+		return;
+	}
 	/* What a predecessor registered stands as long as the file says nothing better. */
 	int stands = kvp_catalog_is_settled(d->catalog) || (d->is_bad && kvp_catalog_has_ids(d->catalog));
 	if (!d->says_run && !d->draining && stands) {
 		d->says_run = 1;
-		kvp_boot_control(&d->boot, KVP_CTL_RUN); /* the Endpoint Picker is ready from now on */
+		kvp_boot_control(&d->boot, KVP_CTL_RUN);
+		kvp_gate_open(&d->boot.region->gates, KVP_GATE_WORKERS);
 		KVP_LOG_I("discovery.run", "workers=%u schedulable=%u", st.wanted, st.schedulable);
 	}
 }
@@ -116,10 +123,27 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	struct discovery *d = ctx;
 	uint64_t now_ns = kvp_loop_now_ns(d->loop);
 	kvp_slot_beat(d->boot.slots, d->boot.slot, now_ns / 1000000);
-	if (kvp_workers_watch_poll(&d->file, now_ns))
+	if (!d->cluster && kvp_workers_watch_poll(&d->file, now_ns))
 		(void)read_file(d);
 	tend(d);
 	kvp_timer_set(d->loop, t, now_ns + d->boot.config->slot_beat_ms * 1000000, on_beat, d);
+}
+
+static void on_fatal(void *ctx, int exit_code)
+{
+	struct discovery *d = ctx;
+	d->exit_code = exit_code;
+	kvp_loop_stop(d->loop);
+}
+
+static int open_cluster(struct discovery *d)
+{
+	struct kvp_cluster_cfg c = {
+		.loop = d->loop, .boot = &d->boot, .catalog = d->catalog, .on_fatal = on_fatal, .ctx = d};
+	int rc = kvp_cluster_open(&c, &d->cluster);
+	if (!rc)
+		kvp_boot_control(&d->boot, KVP_CTL_RUN);
+	return rc;
 }
 
 static int open_signals(struct discovery *d)
@@ -141,16 +165,18 @@ static int open_all(struct discovery *d)
 		.owner = d->boot.owner,
 		.cat = &d->boot.region->cat,
 		.ids_path = d->ids_path,
-		.region_gen = d->boot.region->geom.region_gen};
+		.region_gen = d->boot.region->geom.region_gen,
+		.order = d->boot.config->workers_file[0] ? KVP_CATALOG_POST_FIRST : KVP_CATALOG_DELETE_FIRST};
 	snprintf(d->ids_path, sizeof(d->ids_path), "%s/%s.workers", d->boot.run_dir, d->boot.node);
 	d->file.path = d->boot.config->workers_file;
 	int rc = kvp_loop_open(&d->loop, 0);
 	rc = rc ? rc : open_signals(d);
 	rc = rc ? rc : kvp_catalog_open(&d->catalog, &c);
 	rc = rc ? rc : kvp_loop_watch_fd(d->loop, &d->wake, d->boot.wake_fd, on_wake, d);
-	if (!rc)
-		kvp_loop_before_sleep(d->loop, before_sleep, d);
-	return rc;
+	if (rc)
+		return rc;
+	kvp_loop_before_sleep(d->loop, before_sleep, d);
+	return d->boot.config->workers_file[0] ? KVP_OK : open_cluster(d);
 }
 
 int main(int argc, char **argv)
@@ -160,25 +186,21 @@ int main(int argc, char **argv)
 	if (rc)
 		return kvp_boot_exit(rc);
 	kvp_config_log_setup(d.boot.config, "discovery", (int)d.boot.instance);
-	if (!d.boot.config->workers_file[0]) {
-		KVP_LOG_E("discovery.start", "reason=%s",
-			"this version finds workers in KVPICK_WORKERS_FILE only, not in Kubernetes");
-		return KVP_EXIT_CONFIG;
-	}
 	rc = open_all(&d);
 	if (rc) {
 		KVP_LOG_E("discovery.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));
-		return KVP_EXIT_AGAIN;
+		return rc == KVP_ERR_INVAL ? KVP_EXIT_CONFIG : KVP_EXIT_AGAIN;
 	}
 	/* A file that is wrong when the node starts is a mistake of whoever starts it; later it is not. */
-	if (!kvp_catalog_has_ids(d.catalog)) {
+	if (!d.cluster && !kvp_catalog_has_ids(d.catalog)) {
 		rc = read_file(&d);
 		if (rc && rc != KVP_ERR_AGAIN)
 			return KVP_EXIT_CONFIG;
 	}
 	on_beat(&d, &d.beat);
 	rc = kvp_loop_run(d.loop);
+	kvp_cluster_close(d.cluster);
 	kvp_catalog_close(d.catalog);
 	kvp_loop_close(d.loop);
-	return rc ? KVP_EXIT_AGAIN : KVP_EXIT_OK;
+	return d.exit_code ? d.exit_code : rc ? KVP_EXIT_AGAIN : KVP_EXIT_OK;
 }

@@ -154,8 +154,8 @@ static int one_worker(struct reading *r, int at)
 	char *json = malloc(r->w.len);
 	if (json) {
 		memcpy(json, r->w.buf, r->w.len);
-		r->list.want[r->list.cnt++] =
-			(struct kvp_catalog_want){rec.worker_id, json, (uint32_t)r->w.len};
+		r->list.want[r->list.cnt++] = (struct kvp_catalog_want){
+			.worker_id = rec.worker_id, .json = json, .len = (uint32_t)r->w.len};
 	}
 	kvp_wrec_free(&rec);
 	return json ? KVP_OK : fail(r, n, KVP_ERR_SYS, "out of memory", "");

@@ -117,7 +117,7 @@ struct kvp_epp {
 	struct kvp_tls_watch tls;
 	struct kvp_grpc_stat seen;
 	struct kvp_radix_touch touch;
-	int signal_fd, draining, ready, discovered;
+	int signal_fd, draining, ready;
 	uint64_t drain_ns; /* when the drain began */
 	uint64_t log_turn, timed_turn;
 };

@@ -203,22 +203,15 @@ static void say_health(struct kvp_epp *x, int ready)
 	x->ready = ready;
 }
 
-/* discovery_is_ready: its process says RUN while its picture of the workers is complete. Between two such
- * processes nothing has changed. */
-static int discovery_is_ready(struct kvp_epp *x)
+/* discovery_is_ready: the workers of every pool, or of the file, are known and registered. */
+static int discovery_is_ready(const struct kvp_epp *x)
 {
-	const struct kvp_slots *s = x->boot.slots;
-	if (!x->boot.config->eff.discovery_on)
-		return 1;
-	for (uint32_t i = 0; i < s->slot_max; i++)
-		if (kvp_ld_rlx_u32(&s->slot[i].role) == KVP_ROLE_DISCOVERY &&
-			kvp_ld_acq_u32(&s->slot[i].owner))
-			x->discovered = kvp_slot_control_get(s, i) == KVP_CTL_RUN;
-	return x->discovered;
+	return !x->boot.config->eff.discovery_on ||
+	       kvp_gate_is_open(&x->boot.region->gates, KVP_GATE_WORKERS);
 }
 
 /* Worker counts do not matter, but for the number that has to have been there once. */
-static int is_ready(struct kvp_epp *x)
+static int is_ready(const struct kvp_epp *x)
 {
 	return !x->draining && !kvp_recov_is_shut(&x->boot.region->recov) && discovery_is_ready(x) &&
 	       kvp_cat_most_schedulable(&x->boot.region->cat) >= x->boot.config->min_initial_workers;

@@ -169,12 +169,19 @@ static int plan_room(struct kvp_idx *idx, struct plan *p)
 	return KVP_OK;
 }
 
+/* A decode worker without event endpoints is complete: who decodes is chosen by load. */
+static enum kvp_wrec_events events_of(const struct kvp_idx *idx, const struct plan *p)
+{
+	int has = p->rec->event_endpoint.len || p->rec->event_endpoints.cnt;
+	return p->role == KVP_PART_DECODE && !has ? KVP_WREC_EVENTS_OFF : idx->cfg.events;
+}
+
 /* Everything that speaks against the candidate, before anything changes. */
 static int plan_check(struct kvp_idx *idx, struct plan *p)
 {
 	p->rank_cnt = kvp_wrec_ranks(p->rec, &p->start_rank);
 	p->part = KVP_PART_NONE;
-	kvp_wrec_check(p->rec, idx->cfg.queueing, idx->cfg.events, &p->reasons);
+	kvp_wrec_check(p->rec, idx->cfg.queueing, events_of(idx, p), &p->reasons);
 	if (!p->reasons.cnt && !p->rank_cnt)
 		kvp_wrec_reason(&p->reasons, "data_parallel_start_rank leaves no rank");
 	if (!p->reasons.cnt)
@@ -212,7 +219,8 @@ static void listen_all(struct kvp_idx *idx, const struct plan *p, enum kvp_idx_r
 		struct kvp_str e = kvp_wrec_event(p->rec, p->start_rank + i);
 		snprintf(event, sizeof(event), "%.*s", (int)e.len, e.ptr ? e.ptr : "");
 		int has_replay = kvp_wrec_replay(p->rec, p->start_rank + i, replay) == KVP_OK;
-		int rc = kvp_idx_rank_listen(idx, p->slot[i], event, has_replay ? replay : NULL, how);
+		int rc = kvp_idx_rank_listen(
+			idx, p->slot[i], e.len ? event : NULL, has_replay ? replay : NULL, how);
 		if (rc) /* no memory: the rank has no events until the next registration */
 			kvp_ctr_add(idx->ctr, KVP_CTR_IDX_LISTEN_FAILED, 1);
 	}

@@ -1,0 +1,416 @@
+#include "daemons/discovery/cluster_priv.h"
+
+#include "daemons/common/log.h"
+#include <kvpick/clock.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define LOG_EVERY_NS 5000000000ull
+
+/* ---- rules ---- */
+
+static uint64_t or_none(uint64_t v)
+{
+	return v == KVP_CONFIG_UNSET ? UINT64_MAX : v;
+}
+
+void kvp_cluster_rules(const struct kvp_config *cfg, struct kvp_pod_rules *out)
+{
+	static const char *const enforcement[] = {NULL, "required", "preferred"};
+	*out = (struct kvp_pod_rules){
+		.roles = !cfg->eff.disaggregated     ? KVP_PODS_AGGREGATED
+			 : cfg->prefill_pool_name[0] ? KVP_PODS_BY_POOL
+						     : KVP_PODS_BY_LABEL,
+		.model = cfg->model_name,
+		.role_label = cfg->worker_role_label,
+		.block_size = (uint32_t)cfg->kv_cache_block_size,
+		.event_port = (uint32_t)cfg->epp_kv_event_port,
+		.replay_port = cfg->epp_kv_event_replay_port == KVP_CONFIG_UNSET
+				       ? 0
+				       : (uint32_t)cfg->epp_kv_event_replay_port,
+		.stride = (uint32_t)cfg->epp_kv_event_port_stride,
+		.rank_cnt = (uint32_t)cfg->epp_data_parallel_size,
+		.ranks_by_port = cfg->epp_dp_routing == KVP_DP_PORT,
+		.has_events = cfg->use_kv_events,
+		.has_decode_events = cfg->conditional_disagg,
+		.is_eagle = cfg->epp_is_eagle,
+		.total_kv_blocks = or_none(cfg->epp_total_kv_blocks),
+		.capacity = {{or_none(cfg->epp_max_num_batched_tokens)},
+			{or_none(cfg->eff.prefill_max_num_batched_tokens)},
+			{or_none(cfg->eff.decode_max_num_batched_tokens)}},
+		.taint_labels = cfg->epp_taint_labels,
+		.domain_label = cfg->epp_kv_transfer_domain_label,
+		.enforcement = (uint32_t)cfg->epp_kv_transfer_enforcement < 3
+				       ? enforcement[cfg->epp_kv_transfer_enforcement]
+				       : NULL,
+	};
+}
+
+/* ---- pictures ---- */
+
+static int is_known(const struct kvp_cluster *c)
+{
+	for (uint32_t i = 0; i < c->pool_cnt; i++)
+		if (!kvp_kube_is_synced(c->pool[i].ref))
+			return 0;
+	return kvp_kube_is_synced(c->pods);
+}
+
+static int is_valid(const struct kvp_cluster *c)
+{
+	for (uint32_t i = 0; i < c->pool_cnt; i++)
+		if (!kvp_kube_is_synced(c->pool[i].ref) || c->pool[i].pool.why)
+			return 0;
+	return 1;
+}
+
+static void shut(struct kvp_cluster *c)
+{
+	struct kvp_gates *g = &c->cfg.boot->region->gates;
+	if (kvp_gate_is_open(g, KVP_GATE_WORKERS))
+		KVP_LOG_W("discovery.not_ready", "reason=%s", "a pool is gone or invalid");
+	kvp_gate_shut(g, KVP_GATE_WORKERS);
+}
+
+static enum kvp_pod_why worker_of(
+	struct kvp_cluster *c, const char *name, struct kvp_kube_bytes pod, struct kvp_pod_worker *w)
+{
+	return kvp_pod_worker_of(&c->rules, &c->pool[0].pool, c->pool_cnt > 1 ? &c->pool[1].pool : NULL, name,
+		pod, &c->body, w);
+}
+
+static void say_excluded(enum kvp_pod_why why, const char *name, const struct kvp_pod_worker *w)
+{
+	static struct kvp_log_limit limit;
+	uint64_t left = 0;
+	if (why < KVP_POD_PORT_OFF || !kvp_log_limit_pass(&limit, kvp_clock_mono_ns(), LOG_EVERY_NS, &left))
+		return;
+	KVP_LOG_W("discovery.pod_excluded", "pod=%s reason=%s role=%s suppressed=%llu", name,
+		kvp_pod_why_name(why), w->why_text, (unsigned long long)left);
+}
+
+struct picture {
+	struct kvp_cluster *c;
+	struct kvp_catalog_want *want;
+	uint32_t cnt, cap;
+	int rc;
+};
+
+static void add_pod(void *ctx, const char *name, struct kvp_kube_bytes pod)
+{
+	struct picture *p = ctx;
+	struct kvp_pod_worker w;
+	enum kvp_pod_why why = worker_of(p->c, name, pod, &w);
+	p->c->why[why]++;
+	if (why != KVP_POD_IS_WORKER) {
+		say_excluded(why, name, &w);
+		return;
+	}
+	char *json = malloc(p->c->body.len + 1);
+	if (!json || kvp_jw_done(&p->c->body) || p->cnt == p->cap) {
+		free(json);
+		p->rc = KVP_ERR_SYS;
+		return;
+	}
+	memcpy(json, p->c->body.buf, p->c->body.len);
+	p->want[p->cnt++] = (struct kvp_catalog_want){w.id, json, (uint32_t)p->c->body.len, w.role};
+}
+
+/* Everything anew, from lists that are complete. */
+static void make_picture(struct kvp_cluster *c)
+{
+	struct picture p = {.c = c, .cap = kvp_kube_count(c->pods)};
+	uint64_t twice = 0;
+	c->is_picture_due = 0;
+	if (!is_known(c))
+		return;
+	if (!is_valid(c)) {
+		shut(c);
+		kvp_catalog_set(c->cfg.catalog, NULL, 0, &twice);
+		return;
+	}
+	memset(c->why, 0, sizeof(c->why));
+	p.want = calloc((size_t)p.cap + 1, sizeof(*p.want));
+	if (p.want)
+		kvp_kube_each(c->pods, add_pod, &p);
+	int rc = p.want ? p.rc : KVP_ERR_SYS;
+	rc = rc ? rc : kvp_catalog_set(c->cfg.catalog, p.want, p.cnt, &twice);
+	if (rc) {
+		kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_DISC_BAD, 1);
+		KVP_LOG_E("discovery.picture", "error=%s worker=%llu effect=%s", kvp_strerror(rc),
+			(unsigned long long)twice, "the picture of before stays");
+		c->is_picture_due = rc == KVP_ERR_SYS;
+	}
+	for (uint32_t i = 0; i < p.cnt; i++)
+		free((char *)(uintptr_t)p.want[i].json);
+	free(p.want);
+}
+
+/* ---- pods ---- */
+
+static int digest_pod(void *ctx, int which, struct kvp_json_val obj, struct kvp_kube_buf *out)
+{
+	(void)ctx;
+	(void)which;
+	return kvp_pod_digest(obj, out);
+}
+
+/* One pod came, changed or went. In the middle of a list nothing is done: its end makes a picture. */
+static void on_pod(void *ctx, const char *name, struct kvp_kube_bytes was, struct kvp_kube_bytes is)
+{
+	struct kvp_cluster *c = ctx;
+	struct kvp_pod_worker w = {.id = kvp_pod_id(name, strlen(name))};
+	(void)was;
+	if (kvp_kube_is_listing(c->pods) || c->is_picture_due || !is_known(c) || !is_valid(c))
+		return;
+	enum kvp_pod_why why = is.p ? worker_of(c, name, is, &w) : KVP_POD_NOT_READY;
+	if (why != KVP_POD_IS_WORKER) {
+		say_excluded(why, name, &w);
+		kvp_catalog_drop(c->cfg.catalog, w.id);
+		return;
+	}
+	struct kvp_catalog_want want = {w.id, c->body.buf, (uint32_t)c->body.len, w.role};
+	if (kvp_jw_done(&c->body) || kvp_catalog_put(c->cfg.catalog, &want))
+		c->is_picture_due = 1;
+}
+
+static void on_pods_synced(void *ctx)
+{
+	make_picture(ctx);
+}
+
+/* ---- pools ---- */
+
+static int digest_pool(void *ctx, int which, struct kvp_json_val obj, struct kvp_kube_buf *out)
+{
+	(void)ctx;
+	return kvp_ipool_digest(which ? KVP_IPOOL_OLD : KVP_IPOOL_V1, obj, out);
+}
+
+static void read_pool(struct cluster_pool *p)
+{
+	kvp_ipool_read(kvp_kube_find(p->ref, p->name), &p->pool);
+	int valid = p->pool.why ? -1 : 1;
+	if (valid == p->said_valid)
+		return;
+	p->said_valid = valid;
+	if (p->pool.why)
+		KVP_LOG_W("discovery.pool", "pool=%s valid=0 reason=%s", p->name, p->pool.why);
+	else
+		KVP_LOG_I("discovery.pool", "pool=%s valid=1 port=%u ports=%u labels=%u", p->name,
+			p->pool.port[0], p->pool.port_cnt, p->pool.label_cnt);
+}
+
+/* A pool that is invalid now counts at once; a valid one waits for the end of a list of pods under way. */
+static void pool_changed(struct cluster_pool *p)
+{
+	struct kvp_cluster *c = p->c;
+	read_pool(p);
+	if (p->pool.why)
+		shut(c);
+	if (p->pool.why || !kvp_kube_is_listing(c->pods))
+		make_picture(c);
+}
+
+static void on_pool(void *ctx, const char *name, struct kvp_kube_bytes was, struct kvp_kube_bytes is)
+{
+	struct cluster_pool *p = ctx;
+	(void)was;
+	(void)is;
+	/* Of the list of before there is only the one that is asked for. */
+	if (strcmp(name, p->name) == 0 && kvp_kube_is_synced(p->ref))
+		pool_changed(p);
+}
+
+static void on_pool_synced(void *ctx)
+{
+	struct cluster_pool *p = ctx;
+	pool_changed(p);
+}
+
+/* ---- opening ---- */
+
+static void on_trouble(void *ctx, enum kvp_kube_trouble t, const char *path, const char *text)
+{
+	static struct kvp_log_limit limit[KVP_KUBE_TROUBLE_CNT];
+	struct kvp_cluster *c = ctx;
+	uint64_t left = 0;
+	(void)c;
+	if (!kvp_log_limit_pass(&limit[t], kvp_clock_mono_ns(), LOG_EVERY_NS, &left))
+		return;
+	const char *hint = t == KVP_KUBE_FORBIDDEN
+				   ? "the role of the service account lacks get, list or watch for it"
+			   : t == KVP_KUBE_DENIED ? "the token or certificate is not accepted"
+			   : t == KVP_KUBE_ABSENT ? "is the InferencePool CRD installed?"
+						  : "it is tried again; what is known stays";
+	KVP_LOG_W("discovery.api", "trouble=%s path=%s reason=%s hint=%s suppressed=%llu",
+		kvp_kube_trouble_name(t), path, text, hint, (unsigned long long)left);
+}
+
+static int open_pool(struct kvp_cluster *c, const char *name)
+{
+	char path[2][CLUSTER_NAME_MAX], query[CLUSTER_NAME_MAX];
+	struct cluster_pool *p = &c->pool[c->pool_cnt];
+	const char *ns = c->config->pod_namespace;
+	p->c = c;
+	p->name = name;
+	kvp_ipool_read((struct kvp_kube_bytes){NULL, 0}, &p->pool);
+	snprintf(path[0], sizeof(path[0]),
+		"/apis/inference.networking.k8s.io/v1/namespaces/%s/inferencepools", ns);
+	snprintf(path[1], sizeof(path[1]),
+		"/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/%s/inferencepools", ns);
+	snprintf(query, sizeof(query), "fieldSelector=metadata.name%%3D%s", name);
+	struct kvp_kube_reflector_cfg rc = {.path = {path[0], path[1]},
+		.query = query,
+		.digest = digest_pool,
+		.on_change = on_pool,
+		.on_synced = on_pool_synced,
+		.ctx = p};
+	int rc_open = kvp_kube_reflect(c->kube, &rc, &p->ref);
+	c->pool_cnt += !rc_open;
+	return rc_open;
+}
+
+static int open_pods(struct kvp_cluster *c)
+{
+	char path[CLUSTER_NAME_MAX];
+	snprintf(path, sizeof(path), "/api/v1/namespaces/%s/pods", c->config->pod_namespace);
+	struct kvp_kube_reflector_cfg rc = {.path = {path, NULL},
+		.digest = digest_pod,
+		.on_change = on_pod,
+		.on_synced = on_pods_synced,
+		.ctx = c};
+	return kvp_kube_reflect(c->kube, &rc, &c->pods);
+}
+
+static int open_kube(struct kvp_cluster *c)
+{
+	const struct kvp_config *cfg = c->config;
+	char why[512] = "";
+	uint64_t seed = 0;
+	struct kvp_kube_where where = {.url = cfg->kube_api_url,
+		.host = cfg->kubernetes_service_host,
+		.port = cfg->kubernetes_service_port == KVP_CONFIG_UNSET
+				? 0
+				: (uint32_t)cfg->kubernetes_service_port,
+		.kubeconfig = cfg->kubeconfig};
+	if (kvp_kube_access_find(&where, &c->access, why, sizeof(why))) {
+		KVP_LOG_E("discovery.access", "reason=%s", why);
+		return KVP_ERR_INVAL;
+	}
+	if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
+		seed = kvp_clock_mono_ns();
+	struct kvp_kube_cfg kc = {.access = &c->access, .seed = seed, .on_trouble = on_trouble, .ctx = c};
+	KVP_LOG_I("discovery.api", "server=%s namespace=%s pool=%s prefill_pool=%s peer_service=%s",
+		c->access.base, cfg->pod_namespace, cfg->pool_name, cfg->prefill_pool_name,
+		cfg->epp_peer_service);
+	return kvp_kube_open(c->cfg.loop, &kc, &c->kube);
+}
+
+int kvp_cluster_open(const struct kvp_cluster_cfg *cfg, struct kvp_cluster **out)
+{
+	struct kvp_cluster *c = calloc(1, sizeof(*c));
+	if (!c)
+		return KVP_ERR_SYS;
+	c->cfg = *cfg;
+	c->config = cfg->boot->config;
+	kvp_jw_init(&c->body);
+	kvp_cluster_rules(c->config, &c->rules);
+	int rc = open_kube(c);
+	rc = rc ? rc : open_pods(c);
+	rc = rc ? rc : open_pool(c, c->config->pool_name);
+	if (!rc && c->config->prefill_pool_name[0])
+		rc = open_pool(c, c->config->prefill_pool_name);
+	if (!rc && c->config->epp_peer_service[0])
+		rc = cluster_peers_open(c);
+	if (rc) {
+		kvp_cluster_close(c);
+		return rc;
+	}
+	*out = c;
+	return KVP_OK;
+}
+
+void kvp_cluster_close(struct kvp_cluster *c)
+{
+	if (!c)
+		return;
+	cluster_peers_close(c);
+	kvp_kube_reflector_close(c->pods);
+	for (uint32_t i = 0; i < c->pool_cnt; i++)
+		kvp_kube_reflector_close(c->pool[i].ref);
+	kvp_kube_close(c->kube);
+	kvp_kube_access_free(&c->access);
+	kvp_jw_free(&c->body);
+	free(c);
+}
+
+/* ---- beats ---- */
+
+static void count(struct kvp_cluster *c)
+{
+	struct kvp_ctr_column_shm *ctr = c->cfg.boot->ctr;
+	const struct kvp_kube_stat *now = kvp_kube_stat(c->kube);
+	struct kvp_kube_stat *was = &c->seen;
+	uint32_t watching = (uint32_t)kvp_kube_is_watching(c->pods), valid = 0;
+	for (uint32_t i = 0; i < c->pool_cnt; i++) {
+		watching += (uint32_t)kvp_kube_is_watching(c->pool[i].ref);
+		valid += kvp_kube_is_synced(c->pool[i].ref) && !c->pool[i].pool.why;
+	}
+	kvp_ctr_set(ctr, KVP_CTR_KUBE_WATCHING, watching);
+	kvp_ctr_set(ctr, KVP_CTR_KUBE_POOLS, valid);
+	kvp_ctr_set(ctr, KVP_CTR_KUBE_PODS, kvp_kube_count(c->pods));
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_REQUESTS, now->requests - was->requests);
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_BYTES, now->bytes - was->bytes);
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_LISTS, now->lists - was->lists);
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_EVENTS, now->events - was->events);
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_GONE, now->gone - was->gone);
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_LATE, now->late + now->repeated - was->late - was->repeated);
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_SKIPPED, now->skipped - was->skipped);
+	kvp_ctr_add(ctr, KVP_CTR_KUBE_FORBIDDEN,
+		now->trouble[KVP_KUBE_FORBIDDEN] + now->trouble[KVP_KUBE_DENIED] -
+			was->trouble[KVP_KUBE_FORBIDDEN] - was->trouble[KVP_KUBE_DENIED]);
+	for (int t = 0; t < KVP_KUBE_TROUBLE_CNT; t++)
+		kvp_ctr_add(ctr, KVP_CTR_KUBE_TROUBLE, now->trouble[t] - was->trouble[t]);
+	*was = *now;
+}
+
+static void compare(struct kvp_cluster *c, uint64_t now_ns)
+{
+	const struct kvp_cat *cat = &c->cfg.boot->region->cat;
+	uint64_t version = kvp_cat_version(cat);
+	if (now_ns < c->compare_ns)
+		return;
+	c->compare_ns = now_ns + CLUSTER_COMPARE_NS;
+	struct kvp_catalog_stat st;
+	kvp_catalog_stat(c->cfg.catalog, &st);
+	/* Nothing was published since all was right: nothing to look at. */
+	if (version == c->cat_version && st.schedulable == st.wanted)
+		return;
+	uint32_t n = kvp_catalog_compare(c->cfg.catalog);
+	c->cat_version = version;
+	if (!n)
+		return;
+	kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_DISC_STRAYED, n);
+	KVP_LOG_W("discovery.strayed", "workers=%u effect=%s", n, "registered again");
+}
+
+void kvp_cluster_tend(struct kvp_cluster *c, uint64_t now_ns)
+{
+	struct kvp_gates *g = &c->cfg.boot->region->gates;
+	if (c->is_picture_due && !kvp_kube_is_listing(c->pods))
+		make_picture(c);
+	if (is_known(c) && is_valid(c) && !kvp_gate_is_open(g, KVP_GATE_WORKERS) &&
+		kvp_catalog_is_settled(c->cfg.catalog)) {
+		struct kvp_catalog_stat st;
+		kvp_catalog_stat(c->cfg.catalog, &st);
+		kvp_gate_open(g, KVP_GATE_WORKERS);
+		KVP_LOG_I("discovery.ready", "pods=%u workers=%u schedulable=%u", kvp_kube_count(c->pods),
+			st.wanted, st.schedulable);
+	}
+	compare(c, now_ns);
+	count(c);
+}

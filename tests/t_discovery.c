@@ -1,0 +1,476 @@
+/* What discovery makes of the objects of Kubernetes: pools, pods, roles, ports and ranks, worker ids,
+ * replicas. */
+#include "daemons/discovery/objects.h"
+
+#include "daemons/common/worker_record.h"
+#include "tests/tap.h"
+#include "tests/vec.h"
+#include <stdlib.h>
+
+static struct kvp_json *json, *other;
+
+static struct kvp_json_val parse(const char *text)
+{
+	struct kvp_json_val v = {0};
+	struct kvp_json_err err;
+	if (kvp_json_parse(json, text, strlen(text), 64, &v, &err))
+		printf("# %s in %s\n", err.text, text);
+	return v;
+}
+
+/* ---- pools ---- */
+
+static struct kvp_kube_bytes pool_bytes(enum kvp_ipool_form form, const char *text)
+{
+	static struct kvp_kube_buf buf[4];
+	static int turn;
+	struct kvp_kube_buf *b = &buf[turn++ % 4];
+	b->len = 0;
+	kvp_ipool_digest(form, parse(text), b);
+	return (struct kvp_kube_bytes){b->p, b->len};
+}
+
+static struct kvp_ipool pool_of(enum kvp_ipool_form form, const char *text)
+{
+	struct kvp_ipool p;
+	kvp_ipool_read(pool_bytes(form, text), &p);
+	return p;
+}
+
+#define SPEC(selector, ports) "{\"metadata\":{\"name\":\"p\"},\"spec\":{" selector ports "}}"
+#define LABELS "\"selector\":{\"matchLabels\":{\"app\":\"x\"}},"
+#define PORTS "\"targetPorts\":[{\"number\":8000}]"
+
+static void pools(void)
+{
+	static const struct {
+		const char *text, *why;
+	} bad[] = {
+		{SPEC("", PORTS), "missing"},
+		{SPEC("\"selector\":{},", PORTS), "missing"},
+		{SPEC("\"selector\":{\"matchLabels\":{}},", PORTS), "empty"},
+		{SPEC("\"selector\":{\"matchLabels\":{\"a\":1,\"b\":null}},", PORTS), "empty"},
+		{SPEC("\"selector\":{\"matchLabels\":[]},", PORTS), "missing"},
+		{SPEC("\"selector\":{\"app\":\"x\"},", "\"targetPortNumber\":8000"), "targetPorts"},
+		{SPEC("\"selector\":{\"app\":\"x\"},", PORTS), "missing"},
+		{SPEC(LABELS, "\"targetPorts\":[]"), "targetPorts"},
+		{SPEC(LABELS, "\"targetPorts\":[{}]"), "targetPorts"},
+		{SPEC(LABELS, "\"targetPorts\":[{\"number\":0}]"), "targetPorts"},
+		{SPEC(LABELS, "\"targetPorts\":[{\"number\":65536}]"), "targetPorts"},
+		{SPEC(LABELS, "\"targetPorts\":[{\"number\":\"8000\"}]"), "targetPorts"},
+		{SPEC(LABELS, "\"targetPorts\":[{\"number\":-1},{\"number\":8000}]"), "targetPorts"},
+		{"{\"metadata\":{\"name\":\"p\"}}", "targetPorts"},
+	};
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct kvp_ipool p = pool_of(KVP_IPOOL_V1, bad[i].text);
+		ok(p.why && strstr(p.why, bad[i].why), "7.2: invalid, because %s: %s", bad[i].why,
+			bad[i].text);
+	}
+	struct kvp_ipool p = pool_of(
+		KVP_IPOOL_V1, SPEC("\"selector\":{\"matchLabels\":{\"app\":\"x\",\"n\":7,\"tier\":\"gpu\"}},",
+				      "\"targetPorts\":[{\"number\":8000},{\"number\":8001},{\"number\":0},{"
+				      "\"number\":8001},{\"number\":9}]"));
+	ok(!p.why && p.label_cnt == 2 && !strcmp(p.label[0].key, "app") && !strcmp(p.label[0].val, "x") &&
+			!strcmp(p.label[1].key, "tier") && !strcmp(p.label[1].val, "gpu"),
+		"7.2: labels that are no texts are left out");
+	ok(p.port_cnt == 3 && p.port[0] == 8000 && p.port[1] == 8001 && p.port[2] == 9,
+		"further ports: what is none, or known, is left out");
+	p = pool_of(KVP_IPOOL_V1, SPEC(LABELS, PORTS));
+	ok(!p.why && p.port_cnt == 1 && p.port[0] == 8000, "the common case");
+	p = pool_of(KVP_IPOOL_OLD, SPEC("\"selector\":{\"app\":\"x\"},", "\"targetPortNumber\":8000"));
+	ok(!p.why && p.port[0] == 8000 && p.label_cnt == 1,
+		"the older group has one port and a flat selector");
+	p = pool_of(KVP_IPOOL_OLD, SPEC(LABELS, PORTS));
+	ok(p.why != NULL, "and not the newer form");
+	kvp_ipool_read((struct kvp_kube_bytes){NULL, 0}, &p);
+	ok(p.why && !p.label_cnt, "no pool is no valid one");
+	kvp_ipool_read((struct kvp_kube_bytes){"\0008000\0a", 7}, &p);
+	ok(!p.why && p.label_cnt == 0, "bytes that break off are read as far as they go");
+}
+
+/* ---- pods ---- */
+
+static struct kvp_pod_rules rules;
+
+static void rules_reset(void)
+{
+	rules = (struct kvp_pod_rules){.model = "m",
+		.role_label = "nvidia.com/role",
+		.block_size = 16,
+		.event_port = 5557,
+		.replay_port = 5560,
+		.stride = 1,
+		.rank_cnt = 1,
+		.has_events = 1,
+		.total_kv_blocks = UINT64_MAX,
+		.capacity = {{UINT64_MAX}, {UINT64_MAX}, {UINT64_MAX}},
+		.taint_labels = "",
+		.domain_label = ""};
+}
+
+static struct kvp_jw body;
+static struct kvp_pod_worker worker;
+static struct kvp_ipool pool, prefill;
+
+static struct kvp_kube_bytes pod_bytes(const char *text)
+{
+	static struct kvp_kube_buf buf;
+	buf.len = 0;
+	kvp_pod_digest(parse(text), &buf);
+	return (struct kvp_kube_bytes){buf.p, buf.len};
+}
+
+static enum kvp_pod_why why_of(const char *name, const char *text)
+{
+	return kvp_pod_worker_of(&rules, &pool, &prefill, name, pod_bytes(text), &body, &worker);
+}
+
+/* A member of the body just made, as text; "-" = it has none. */
+static const char *member(const char *key)
+{
+	static char text[4][512];
+	static int turn;
+	char *to = text[turn++ % 4];
+	struct kvp_json_val root, v;
+	struct kvp_jw w;
+	if (kvp_json_parse(other, body.buf, body.len, 16, &root, NULL) || kvp_json_get(root, key, &v))
+		return "-";
+	kvp_jw_init(&w);
+	kvp_jw_val(&w, v);
+	snprintf(to, sizeof(text[0]), "%.*s", (int)w.len, w.buf);
+	kvp_jw_free(&w);
+	return to;
+}
+
+#define READY                                                                                                \
+	"\"conditions\":[{\"type\":\"X\",\"status\":\"False\"},{\"type\":\"Ready\",\"status\":\"True\"}]"
+#define POD_META(meta, labels, status)                                                                       \
+	"{\"metadata\":{\"name\":\"n\"," meta "\"labels\":{" labels "}},\"status\":{" status "}}"
+#define POD(labels, status) POD_META("", labels, status)
+#define GOOD POD("\"app\":\"x\"", "\"podIP\":\"10.0.0.1\"," READY)
+
+static void eligibility(void)
+{
+	static const struct {
+		const char *text, *name;
+	} bad[] = {
+		{POD_META("\"deletionTimestamp\":\"2026-01-01T00:00:00Z\",", "\"app\":\"x\"",
+			 "\"podIP\":\"10.0.0.1\"," READY),
+			"being deleted"},
+		{POD("\"app\":\"x\"",
+			 "\"podIP\":\"10.0.0.1\",\"conditions\":[{\"type\":\"Ready\",\"status\":\"False\"}]"),
+			"not ready"},
+		{POD("\"app\":\"x\"", "\"podIP\":\"10.0.0.1\",\"conditions\":[{\"type\":\"Ready\",\"status\":"
+				      "\"Unknown\"}]"),
+			"nobody knows"},
+		{POD("\"app\":\"x\"", "\"podIP\":\"10.0.0.1\",\"containerStatuses\":[{\"ready\":true}]"),
+			"only its containers are ready"},
+		{POD("\"app\":\"x\"", "\"podIP\":\"10.0.0.1\""), "no conditions"},
+		{POD("\"app\":\"x\"", READY), "no address"},
+		{POD("\"app\":\"x\"", "\"podIP\":\"\"," READY), "an empty address"},
+		{POD("\"app\":\"x\"", "\"podIP\":\"host.local\"," READY), "a name for an address"},
+		{POD("\"app\":\"x\"", "\"podIPs\":[{\"ip\":\"10.0.0.1\"}]," READY), "podIPs only"},
+		{"{\"metadata\":{\"name\":\"n\"}}", "no status"},
+		{"{}", "nothing"},
+	};
+	rules_reset();
+	pool = pool_of(
+		KVP_IPOOL_V1, SPEC("\"selector\":{\"matchLabels\":{\"app\":\"x\",\"z\":\"\"}},", PORTS));
+	ok(why_of("n", GOOD) == KVP_POD_NOT_SELECTED, "7.3: every label has to be there");
+	ok(why_of("n", POD("\"app\":\"x\",\"z\":\"\",\"more\":\"y\"", "\"podIP\":\"10.0.0.1\"," READY)) ==
+			KVP_POD_IS_WORKER,
+		"and equal; further ones do not matter");
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, PORTS));
+	ok(why_of("n", GOOD) == KVP_POD_IS_WORKER, "a ready pod with an address is a worker");
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		ok(why_of("n", bad[i].text) == KVP_POD_NOT_READY, "7.3: no worker: %s", bad[i].name);
+		is_u64(pod_bytes(bad[i].text).len, 1, "and not told apart from others that are none");
+	}
+	ok(why_of("n", POD("\"app\":\"y\"", "\"podIP\":\"10.0.0.1\"," READY)) == KVP_POD_NOT_SELECTED,
+		"another label");
+	ok(why_of("n", POD_META("\"deletionTimestamp\":null,", "\"app\":\"x\"",
+			       "\"podIP\":\"10.0.0.1\"," READY)) == KVP_POD_IS_WORKER,
+		"null is no time of deletion");
+	kvp_ipool_read((struct kvp_kube_bytes){NULL, 0}, &pool);
+	ok(why_of("n", GOOD) == KVP_POD_NOT_SELECTED, "without a pool nobody is selected");
+}
+
+static void ids(void)
+{
+	struct kvp_json *p = kvp_json_new();
+	struct kvp_json_iter it = kvp_json_each(vec_get(vec_load(p, "worker_id.json"), "vectors"));
+	uint32_t n = 0;
+	while (kvp_json_next(&it)) {
+		const char *name = vec_str(it.val, "pod_name");
+		is_u64(kvp_pod_id(name, strlen(name)), vec_num(vec_get(it.val, "worker_id")), "7.4: \"%s\"",
+			name);
+		n++;
+	}
+	ok(n == 10, "all vectors");
+	kvp_json_free(p);
+}
+
+static void mapping(void)
+{
+	rules_reset();
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, PORTS));
+	ok(why_of("vllm-0", GOOD) == KVP_POD_IS_WORKER && worker.role == KVP_PART_AGGREGATED, "7.5: vllm-0");
+	is_str(member("worker_id"), "1943803597606491", "worker_id");
+	is_str(member("model_name"), "\"m\"", "model_name");
+	is_str(member("routing_group"), "\"default\"", "routing_group");
+	is_str(member("endpoint"), "\"http://10.0.0.1:8000\"", "endpoint");
+	is_str(member("block_size"), "16", "block_size");
+	is_str(member("data_parallel_start_rank"), "0", "start rank");
+	is_str(member("data_parallel_size"), "1", "size");
+	is_str(member("kv_events_endpoints"), "{\"0\":\"tcp://10.0.0.1:5557\"}", "events");
+	is_str(member("replay_endpoint"), "\"tcp://10.0.0.1:5560\"", "replay");
+	ok(!strcmp(member("replay_endpoints"), "-") && !strcmp(member("max_num_batched_tokens"), "-") &&
+			!strcmp(member("total_kv_blocks"), "-") && !strcmp(member("is_eagle"), "-") &&
+			!strcmp(member("taints"), "-") && !strcmp(member("stable_routing_id"), "-"),
+		"nothing that was not told");
+	why_of("vllm-0", POD("\"app\":\"x\"", "\"podIP\":\"fd00::10\"," READY));
+	is_str(member("endpoint"), "\"http://[fd00::10]:8000\"", "IPv6: endpoint in brackets");
+	is_str(member("kv_events_endpoints"), "{\"0\":\"tcp://[fd00::10]:5557\"}", "IPv6: events");
+	rules.rank_cnt = 3;
+	rules.stride = 2;
+	why_of("vllm-0", GOOD);
+	is_str(member("kv_events_endpoints"),
+		"{\"0\":\"tcp://10.0.0.1:5557\",\"1\":\"tcp://10.0.0.1:5559\",\"2\":\"tcp://10.0.0.1:5561\"}",
+		"three ranks, stride 2");
+	is_str(member("replay_endpoints"),
+		"{\"0\":\"tcp://10.0.0.1:5560\",\"1\":\"tcp://10.0.0.1:5562\",\"2\":\"tcp://10.0.0.1:5564\"}",
+		"with a map of replay endpoints");
+	ok(!strcmp(member("replay_endpoint"), "-") && !strcmp(member("data_parallel_size"), "3"),
+		"and no single one");
+	rules.replay_port = 0;
+	rules.total_kv_blocks = 0;
+	rules.is_eagle = 1;
+	rules.capacity[0].max_num_batched_tokens = 8192;
+	why_of("vllm-0", GOOD);
+	ok(!strcmp(member("replay_endpoints"), "-") && !strcmp(member("total_kv_blocks"), "0") &&
+			!strcmp(member("is_eagle"), "true") &&
+			!strcmp(member("max_num_batched_tokens"), "8192"),
+		"what was told");
+	rules.has_events = 0;
+	why_of("vllm-0", GOOD);
+	is_str(member("kv_events_endpoints"), "-", "without KV events no endpoints of them");
+	rules_reset();
+	rules.taint_labels = "zone,gone,team";
+	rules.domain_label = "nv/domain";
+	rules.enforcement = "required";
+	why_of("a", POD("\"app\":\"x\",\"team\":\"red\",\"zone\":\"b\",\"nv/domain\":\"rack7\"",
+			    "\"podIP\":\"10.0.0.1\"," READY));
+	is_str(member("taints"), "[\"zone=b\",\"team=red\"]", "labels that become taints");
+	is_str(member("kv_transfer_domain"), "\"rack7\"", "transfer domain");
+	is_str(member("kv_transfer_enforcement"), "\"required\"", "and how strict it is");
+	struct kvp_wrec rec;
+	struct kvp_wrec_err err = {0, ""};
+	ok(kvp_wrec_post(other, body.buf, body.len, &rec, &err) == KVP_OK, "the indexer reads it %s",
+		err.text);
+	kvp_wrec_free(&rec);
+}
+
+static void roles(void)
+{
+	static const struct {
+		const char *value;
+		enum kvp_pod_why why;
+		enum kvp_part_role role;
+	} v[] = {
+		{"prefill", KVP_POD_IS_WORKER, KVP_PART_PREFILL},
+		{"decode", KVP_POD_IS_WORKER, KVP_PART_DECODE},
+		{" Decode ", KVP_POD_IS_WORKER, KVP_PART_DECODE},
+		{"PREFILL", KVP_POD_IS_WORKER, KVP_PART_PREFILL},
+		{"", KVP_POD_ROLE_INVALID, 0},
+		{"encode", KVP_POD_ROLE_INVALID, 0},
+		{"aggregated", KVP_POD_ROLE_INVALID, 0},
+		{"both", KVP_POD_ROLE_INVALID, 0},
+		{"prefill-decode", KVP_POD_ROLE_INVALID, 0},
+		{"worker", KVP_POD_ROLE_INVALID, 0},
+		{" Prefil ", KVP_POD_ROLE_INVALID, 0},
+	};
+	char text[512];
+	rules_reset();
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, PORTS));
+	for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); i++) {
+		snprintf(text, sizeof(text),
+			POD("\"app\":\"x\",\"nvidia.com/role\":\"%s\"", "\"podIP\":\"10.0.0.1\"," READY),
+			v[i].value);
+		rules.roles = KVP_PODS_BY_LABEL;
+		enum kvp_pod_why why = why_of("p-0", text);
+		ok(why == v[i].why && (why != KVP_POD_IS_WORKER || worker.role == v[i].role),
+			"role label \"%s\": %s", v[i].value, kvp_pod_why_name(why));
+		if (why != KVP_POD_IS_WORKER)
+			is_str(worker.why_text, v[i].value, "told as it is written");
+		rules.roles = KVP_PODS_AGGREGATED;
+		ok(why_of("p-0", text) == KVP_POD_IS_WORKER && worker.role == KVP_PART_AGGREGATED,
+			"not read otherwise");
+	}
+	rules.roles = KVP_PODS_BY_LABEL;
+	ok(why_of("p-0", GOOD) == KVP_POD_ROLE_MISSING, "no role label");
+	ok(why_of("p-0", POD("\"app\":\"x\"", READY)) == KVP_POD_NOT_READY,
+		"7.3: readiness goes before the role");
+	rules.capacity[KVP_PART_PREFILL].max_num_batched_tokens = 100;
+	rules.capacity[KVP_PART_DECODE].max_num_batched_tokens = 200;
+	static const char decode[] =
+		POD("\"app\":\"x\",\"nvidia.com/role\":\"decode\"", "\"podIP\":\"10.0.0.1\"," READY);
+	why_of("d-0", decode);
+	ok(!strcmp(member("max_num_batched_tokens"), "200") && !strcmp(member("kv_events_endpoints"), "-") &&
+			!strcmp(member("replay_endpoint"), "-"),
+		"a decode worker has its own capacity and no events");
+	rules.has_decode_events = 1;
+	why_of("d-0", decode);
+	ok(strcmp(member("kv_events_endpoints"), "-") != 0, "unless they are needed");
+	rules.roles = KVP_PODS_BY_POOL;
+	rules.has_decode_events = 0;
+	prefill = pool_of(KVP_IPOOL_V1, SPEC("\"selector\":{\"matchLabels\":{\"kind\":\"pre\"}},",
+						"\"targetPorts\":[{\"number\":9000}]"));
+	ok(why_of("d-0", GOOD) == KVP_POD_IS_WORKER && worker.role == KVP_PART_DECODE,
+		"two pools: the pool decodes");
+	ok(why_of("p-0", POD("\"kind\":\"pre\"", "\"podIP\":\"10.0.0.1\"," READY)) == KVP_POD_IS_WORKER &&
+			worker.role == KVP_PART_PREFILL &&
+			!strcmp(member("endpoint"), "\"http://10.0.0.1:9000\"") &&
+			!strcmp(member("max_num_batched_tokens"), "100"),
+		"the other one has its port and capacity");
+	ok(why_of("p-0", POD("\"kind\":\"pre\",\"app\":\"x\"", "\"podIP\":\"10.0.0.1\"," READY)) ==
+			KVP_POD_IN_BOTH,
+		"a pod in both is none");
+	rules.roles = KVP_PODS_AGGREGATED;
+	ok(why_of("p-0", POD("\"kind\":\"pre\",\"app\":\"x\"", "\"podIP\":\"10.0.0.1\"," READY)) ==
+			KVP_POD_IS_WORKER,
+		"with one pool there is no other");
+}
+
+#define ACTIVE(ports)                                                                                        \
+	POD_META("\"annotations\":{\"inference.networking.k8s.io/active-ports\":\"" ports "\"},",            \
+		"\"app\":\"x\"", "\"podIP\":\"10.0.0.1\"," READY)
+
+static void one_case(const char *annotated, const char *want, const char *name)
+{
+	char got[256] = "none";
+	if (why_of("n", annotated) == KVP_POD_IS_WORKER)
+		snprintf(got, sizeof(got), "%s %s+%s %s", member("endpoint"),
+			member("data_parallel_start_rank"), member("data_parallel_size"),
+			member("kv_events_endpoints"));
+	is_str(got, want, "%s", name);
+}
+
+static void ports(void)
+{
+	rules_reset();
+	rules.replay_port = 0;
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, "\"targetPorts\":[{\"number\":8000},{\"number\":8001},{"
+						  "\"number\":8002},{\"number\":9000}]"));
+	one_case(GOOD, "\"http://10.0.0.1:8000\" 0+1 {\"0\":\"tcp://10.0.0.1:5557\"}",
+		"the first port counts");
+	one_case(ACTIVE("8000,8001"), "\"http://10.0.0.1:8000\" 0+1 {\"0\":\"tcp://10.0.0.1:5557\"}",
+		"and is active");
+	one_case(ACTIVE(" 9000 , 8000 "), "\"http://10.0.0.1:8000\" 0+1 {\"0\":\"tcp://10.0.0.1:5557\"}",
+		"blanks");
+	one_case(ACTIVE("8001"), "none", "or is not");
+	one_case(ACTIVE(""), "none", "none is active");
+	one_case(ACTIVE("x,80 00,-8000,8000x"), "none", "nonsense names no port");
+	rules.ranks_by_port = 1;
+	one_case(GOOD,
+		"\"http://10.0.0.1:8000\" 0+3 {\"0\":\"tcp://10.0.0.1:5557\",\"1\":\"tcp://10.0.0.1:5558\","
+		"\"2\":\"tcp://10.0.0.1:5559\"}",
+		"a rank a port: as many as there are in a row");
+	one_case(ACTIVE("8001,8002"),
+		"\"http://10.0.0.1:8001\" 1+2 {\"1\":\"tcp://10.0.0.1:5558\",\"2\":\"tcp://10.0.0.1:5559\"}",
+		"active ones from the second on");
+	one_case(ACTIVE("8000,8002"), "\"http://10.0.0.1:8000\" 0+1 {\"0\":\"tcp://10.0.0.1:5557\"}",
+		"a hole ends the row");
+	one_case(ACTIVE("9000"), "none", "a port that is no rank's");
+	rules.rank_cnt = 2;
+	one_case(GOOD,
+		"\"http://10.0.0.1:8000\" 0+2 {\"0\":\"tcp://10.0.0.1:5557\",\"1\":\"tcp://10.0.0.1:5558\"}",
+		"a size that was told");
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, PORTS));
+	one_case(GOOD,
+		"\"http://10.0.0.1:8000\" 0+2 {\"0\":\"tcp://10.0.0.1:5557\",\"1\":\"tcp://10.0.0.1:5558\"}",
+		"a pool with one port: the next ones follow");
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, "\"targetPorts\":[{\"number\":65535}]"));
+	one_case(GOOD, "\"http://10.0.0.1:65535\" 0+1 {\"0\":\"tcp://10.0.0.1:5557\"}",
+		"there is no port 65536");
+}
+
+/* ---- slices ---- */
+
+static char seen[512];
+
+static void on_address(void *ctx, const char *address, int is_source)
+{
+	(void)ctx;
+	size_t n = strlen(seen);
+	snprintf(seen + n, sizeof(seen) - n, "%s%s%s", n ? " " : "", address, is_source ? "*" : "");
+}
+
+static const char *slice(const char *text, enum kvp_slice_family family, const char *own)
+{
+	static struct kvp_kube_buf buf;
+	buf.len = 0;
+	seen[0] = 0;
+	kvp_slice_digest(parse(text), &buf);
+	kvp_slice_each((struct kvp_kube_bytes){buf.p, buf.len}, family, own, on_address, NULL);
+	return seen;
+}
+
+#define SLICE(type, endpoints) "{\"addressType\":\"" type "\",\"endpoints\":[" endpoints "]}"
+#define EP(ip, conditions) "{\"addresses\":[\"" ip "\"]" conditions "}"
+#define COND(c) ",\"conditions\":{" c "}"
+
+static void slices(void)
+{
+	static const struct {
+		const char *conditions;
+		int is_source;
+	} v[] = {
+		{"", 0},
+		{",\"conditions\":null", 0},
+		{COND(""), 0},
+		{COND("\"ready\":true"), 1},
+		{COND("\"ready\":false"), 0},
+		{COND("\"ready\":true,\"serving\":false"), 0},
+		{COND("\"ready\":false,\"serving\":true"), 1},
+		{COND("\"ready\":true,\"serving\":null"), 1},
+		{COND("\"serving\":true,\"terminating\":true"), 0},
+		{COND("\"ready\":true,\"terminating\":false"), 1},
+		{COND("\"ready\":false,\"serving\":false,\"terminating\":true"), 0},
+	};
+	for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); i++) {
+		char text[256];
+		snprintf(text, sizeof(text), SLICE("IPv4", EP("10.0.0.2", "%s")), v[i].conditions);
+		is_str(slice(text, KVP_SLICE_V4, "10.0.0.1"), v[i].is_source ? "10.0.0.2*" : "10.0.0.2",
+			"a member%s: \"%s\"", v[i].is_source ? " and a source" : "", v[i].conditions);
+	}
+	is_str(slice(SLICE("ipv4", EP("10.0.0.1", "") "," EP("10.0.0.3", "")), KVP_SLICE_V4, "10.0.0.1"),
+		"10.0.0.3", "not ourselves; the family in any case");
+	is_str(slice(SLICE("IPv6", EP("fd00::2", "") "," EP("fd00:0::1", "")), KVP_SLICE_V6, "fd00::1"),
+		"fd00::2", "not ourselves in another spelling");
+	is_str(slice(SLICE("IPv6", EP("fd00::2", "")), KVP_SLICE_V4, "10.0.0.1"), "", "not the other family");
+	is_str(slice(SLICE("FQDN", EP("a.b", "")), KVP_SLICE_V4, "10.0.0.1"), "", "nor names");
+	is_str(slice("{\"addressType\":\"IPv4\",\"endpoints\":[{\"addresses\":[\"10.0.0.2\",\"\",\"10.0.0."
+		     "4\"]},{}]}",
+		       KVP_SLICE_V4, "10.0.0.1"),
+		"10.0.0.2 10.0.0.4", "every address, empty ones left out");
+	is_str(slice("{\"addressType\":\"IPv4\",\"endpoints\":null}", KVP_SLICE_V4, "10.0.0.1"), "",
+		"no endpoints");
+}
+
+int main(void)
+{
+	json = kvp_json_new();
+	other = kvp_json_new();
+	kvp_jw_init(&body);
+	pools();
+	eligibility();
+	ids();
+	mapping();
+	roles();
+	ports();
+	slices();
+	kvp_jw_free(&body);
+	kvp_json_free(json);
+	kvp_json_free(other);
+	return done();
+}
