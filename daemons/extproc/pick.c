@@ -129,7 +129,7 @@ static int admit_check(struct kvp_epp *x, struct kvp_pick_answer *a)
 {
 	kvp_pool_refresh(&x->pool);
 	*a = (struct kvp_pick_answer){.status = 503, .text = no_endpoints};
-	if (x->boot.config->eff.discovery_on && !x->discovered) {
+	if (x->boot.config->eff.discovery_on && !kvp_gate_is_open(&x->boot.region->gates, KVP_GATE_WORKERS)) {
 		a->text = "pod reflector cache not ready";
 		kvp_epp_count(x, KVP_CTR_EPP_UNDISCOVERED);
 		return 1;
