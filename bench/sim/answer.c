@@ -2,6 +2,7 @@
 #include "bench/sim/answer.h"
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 static const char *id_prefix(enum kvp_ask_kind kind)
 {
@@ -109,6 +110,14 @@ void kvp_answer_usage(struct kvp_jw *w, const struct kvp_answer *a)
 	kvp_jw_end(w);
 }
 
+static void put_value(struct kvp_jw *w, const char *key, const char *value)
+{
+	if (!value)
+		return;
+	kvp_jw_key(w, key);
+	kvp_jw_raw(w, value, strlen(value));
+}
+
 void kvp_answer_whole(struct kvp_jw *w, const struct kvp_answer *a, const char *text, size_t len)
 {
 	head(w, a, a->kind == KVP_ASK_CHAT ? "chat.completion" : "text_completion");
@@ -123,10 +132,13 @@ void kvp_answer_whole(struct kvp_jw *w, const struct kvp_answer *a, const char *
 	} else {
 		text_member(w, "text", text, len);
 	}
-	kvp_jw_kstr(w, "finish_reason", "length");
+	kvp_jw_kstr(w, "finish_reason", a->disaggregated_params ? "not_finished" : "length");
+	put_value(w, "disaggregated_params", a->disaggregated_params);
 	kvp_jw_end(w);
 	kvp_jw_end(w);
 	put_usage(w, a);
+	put_value(w, "kv_transfer_params", a->kv_transfer_params);
+	put_value(w, "prompt_token_ids", a->prompt_token_ids);
 	kvp_jw_end(w);
 }
 

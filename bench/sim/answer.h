@@ -20,6 +20,8 @@ struct kvp_answer { /* one request, as far as it has come */
 	uint32_t prompt_tok, cached_tok, out_tok;
 	uint64_t arrival_ns, first_ns, finish_ns;
 	uint64_t created_s;
+	/* Members of an answer whose rest another engine gives; each NULL or one JSON value. */
+	const char *kv_transfer_params, *disaggregated_params, *prompt_token_ids;
 };
 
 enum kvp_answer_place { KVP_ANSWER_FIRST, KVP_ANSWER_MIDDLE }; /* the first piece of a chat names the role */

@@ -75,6 +75,11 @@ struct kvp_sim_engine *kvp_sim_open(const struct kvp_sim_cfg *cfg, const struct 
 	return e;
 }
 
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
 static void req_free(struct kvp_sim_req *r)
 {
 	free(r->key);
@@ -336,6 +341,8 @@ static int req_admit(struct kvp_sim_engine *e, struct kvp_sim_req *r)
 	r->private_blk = need;
 	r->pinned_cnt = hit;
 	r->cached_tok = r->computed_tok = hit * e->cfg.block_size_tok;
+	uint32_t remote_tok = min_u32(r->remote_tok, r->prompt_tok - 1);
+	r->computed_tok = remote_tok > r->computed_tok ? remote_tok : r->computed_tok;
 	list_del(&e->waiting, r);
 	list_add(&e->running, r);
 	return KVP_OK;
@@ -366,11 +373,6 @@ static void req_publish(struct kvp_sim_engine *e, struct kvp_sim_req *r)
 }
 
 /* ---- steps ---- */
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
-}
 
 /* step_begin composes the batch at now_ns. Nothing to do leaves the engine idle. */
 static void step_begin(struct kvp_sim_engine *e)

@@ -44,6 +44,7 @@ struct kvp_sim_req {
 	uint64_t arrival_ns;  /* when it was submitted */
 	uint64_t first_ns;    /* end of the step that yielded the first token; 0 before */
 	uint64_t finish_ns;   /* end of the step that yielded the last token; 0 before */
+	uint32_t remote_tok;  /* prompt tokens whose KV another engine gives; set right after submit */
 	uint64_t *key;	      /* hashes of the whole prompt blocks, chained from block 0 */
 	uint32_t key_cnt;
 	/* the engine's own */

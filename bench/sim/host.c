@@ -20,6 +20,9 @@ struct engine {
 	struct kvp_http_server *http;
 	struct kvp_publish *pub; /* NULL with events off */
 	struct talk *dirty;	 /* answers with tokens to send */
+	struct talk *all;
+	enum kvp_pd_role role;
+	uint64_t generated; /* generation requests, for faults */
 };
 
 struct talk { /* one request under way */
@@ -31,6 +34,9 @@ struct talk { /* one request under way */
 	uint32_t sent_tok;
 	uint64_t sent_ns;	   /* wall, of the last piece */
 	struct talk *next, **prev; /* dirty list; prev NULL = not in it */
+	struct talk *all_next, **all_prev;
+	struct kvp_pd_ask pd;
+	enum kvp_pd_fault fault;
 };
 
 struct kvp_host {
@@ -39,13 +45,15 @@ struct kvp_host {
 	struct kvp_timer turn;
 	struct kvp_defer arm;
 	struct kvp_json *json;
-	struct kvp_jw jw;
+	struct kvp_jw jw, params, ids; /* of answers, of a first leg's hand-over */
 	void *zmq;
 	uint64_t start_ns, next_id;
 	char *words;
 	size_t word_max;
 	char *out; /* server-sent events of one answer, sent as one piece */
 	size_t out_len, out_max;
+	struct kvp_pd_table handoffs;
+	uint64_t rejected, pd_aborts; /* requests that a protocol forbids; calls of /abort_request */
 	struct engine *engine;
 };
 
@@ -90,6 +98,9 @@ static void talk_undirty(struct talk *t)
 static void talk_free(struct talk *t)
 {
 	talk_undirty(t);
+	*t->all_prev = t->all_next;
+	if (t->all_next)
+		t->all_next->all_prev = t->all_prev;
 	kvp_ask_free(&t->ask);
 	free(t);
 }
@@ -137,6 +148,11 @@ static void add_piece(struct kvp_host *h, struct talk *t)
 
 static void send_end(struct kvp_host *h, struct talk *t)
 {
+	if (t->fault == KVP_PD_CUT) {
+		h->out_len = 0;
+		kvp_http_reply_abort(t->http);
+		return;
+	}
 	kvp_jw_reset(&h->jw);
 	if (t->ask.mode == KVP_ASK_WHOLE) {
 		const char *text = words(h, t->answer.out_tok);
@@ -156,6 +172,57 @@ static void send_end(struct kvp_host *h, struct talk *t)
 	kvp_http_reply_end(t->http);
 }
 
+/* ---- first legs ---- */
+
+static void talk_submit(struct talk *t);
+
+/* What the first leg's answer hands over; its texts lie in h->out until the answer is written. */
+static void first_leg_params(struct kvp_host *h, struct talk *t)
+{
+	struct kvp_jw *w = &h->params, *ids = &h->ids;
+	enum kvp_pd_proto proto = h->cfg.pd.proto;
+	if (t->pd.leg != KVP_PD_FIRST || proto == KVP_PD_SGLANG || t->fault == KVP_PD_BAD)
+		return;
+	if (proto == KVP_PD_VLLM)
+		t->pd.key = t->answer.id + 1;
+	kvp_jw_reset(w);
+	kvp_pd_params(w, proto, &t->pd, (uint32_t)(t->engine - h->engine), t->answer.prompt_tok);
+	kvp_jw_reset(ids);
+	kvp_jw_arr(ids);
+	for (uint32_t i = 0; t->ask.tok && i < t->ask.tok_cnt; i++)
+		kvp_jw_u64(ids, t->ask.tok[i]);
+	kvp_jw_end(ids);
+	out_add(h, w->buf, w->len);
+	out_add(h, "", 1);
+	out_add(h, ids->buf, ids->len);
+	out_add(h, "", 1);
+	h->out_len = 0;
+	if (proto == KVP_PD_VLLM) {
+		t->answer.kv_transfer_params = h->out;
+	} else {
+		t->answer.disaggregated_params = h->out;
+		t->answer.prompt_token_ids = h->out + w->len + 1;
+	}
+}
+
+/* The KV is there: a decode request that waits for it goes on, a later one will find it. */
+static void first_leg_done(struct kvp_host *h, struct talk *t)
+{
+	if (t->pd.leg != KVP_PD_FIRST || t->fault == KVP_PD_BAD)
+		return;
+	struct kvp_pd_handoff *o = kvp_pd_find(&h->handoffs, t->pd.key);
+	o = o ? o : kvp_pd_add(&h->handoffs, t->pd.key);
+	if (!o)
+		return;
+	struct talk *waiter = o->waiter;
+	o->prompt_tok = t->answer.prompt_tok;
+	o->is_ready = 1;
+	if (!waiter)
+		return;
+	kvp_pd_drop(&h->handoffs, o);
+	talk_submit(waiter);
+}
+
 /* engine_send sends what the last steps have yielded: first tokens and ends at once, the rest at the pace. */
 static void engine_send(struct engine *g)
 {
@@ -169,7 +236,9 @@ static void engine_send(struct engine *g)
 			add_piece(h, t);
 		}
 		if (!t->sim) {
+			first_leg_params(h, t);
 			send_end(h, t);
+			first_leg_done(h, t);
 			talk_free(t);
 			continue;
 		}
@@ -267,46 +336,148 @@ static void on_turn(void *ctx, struct kvp_timer *t)
 
 /* ---- requests ---- */
 
-static void begin_talk(struct engine *g, struct kvp_http_req *r, struct kvp_ask *ask)
+/* talk_submit gives a request to the model; what cannot be is answered and freed. */
+static void talk_submit(struct talk *t)
 {
+	struct engine *g = t->engine;
 	struct kvp_host *h = g->host;
 	uint32_t block_size_tok = h->cfg.engine.block_size_tok;
-	struct talk *t = calloc(1, sizeof(*t));
-	uint64_t *key = malloc((ask->tok_cnt / block_size_tok + 1) * sizeof(*key));
+	uint64_t *key = malloc((t->ask.tok_cnt / block_size_tok + 1) * sizeof(*key));
 	int rc = KVP_ERR_SYS;
-	if (t && key) {
-		uint64_t now_ns;
-		t->engine = g;
-		t->http = r;
-		t->ask = *ask;
+	if (key) {
 		engine_play(g);
-		now_ns = virtual_ns(h);
-		t->answer = (struct kvp_answer){.kind = ask->kind,
-			.id = h->next_id++,
-			.model = h->cfg.model,
-			.prompt_tok = ask->tok_cnt,
-			.arrival_ns = now_ns,
-			.created_s = (uint64_t)time(NULL)};
+		uint64_t now_ns = virtual_ns(h);
+		t->answer.arrival_ns = now_ns;
 		rc = kvp_sim_submit(g->sim, now_ns, key,
-			kvp_prompt_chain(ask->tok, ask->tok_cnt, block_size_tok, key), ask->tok_cnt,
-			ask->out_tok, t, &t->sim);
+			kvp_prompt_chain(t->ask.tok, t->ask.tok_cnt, block_size_tok, key), t->ask.tok_cnt,
+			t->ask.out_tok, t, &t->sim);
 	}
 	free(key);
 	if (rc) {
-		free(t);
-		kvp_ask_free(ask);
-		reply_error(h, r, rc == KVP_ERR_LIMIT ? 400 : 500,
+		reply_error(h, t->http, rc == KVP_ERR_LIMIT ? 400 : 500,
 			rc == KVP_ERR_LIMIT ? "prompt and max_tokens exceed the cache" : "out of memory");
+		talk_free(t);
 		return;
 	}
-	r->user = t;
-	if (ask->mode == KVP_ASK_STREAM)
-		kvp_http_reply_begin(r, 200, "text/event-stream; charset=utf-8", NULL, NULL);
-	if (!g->pub) { /* nobody will ask for them */
+	if (t->pd.leg == KVP_PD_SECOND)
+		t->sim->remote_tok = t->ask.tok_cnt;
+	if (t->ask.mode == KVP_ASK_STREAM)
+		kvp_http_reply_begin(t->http, 200, "text/event-stream; charset=utf-8", NULL, NULL);
+	if (!g->pub && t->pd.leg != KVP_PD_FIRST) { /* nobody will ask for them */
 		free(t->ask.tok);
 		t->ask.tok = NULL;
 	}
 	kvp_loop_defer(h->loop, &h->arm, host_arm, h);
+}
+
+/* pd_begin: 0 = the request may run; 1 = it waits; else the status of a refusal. */
+static int pd_begin(struct kvp_host *h, struct talk *t, const char **why)
+{
+	struct kvp_pd_handoff *o = t->pd.leg == KVP_PD_PLAIN ? NULL : kvp_pd_find(&h->handoffs, t->pd.key);
+	if (t->pd.leg == KVP_PD_PLAIN || (t->pd.leg == KVP_PD_FIRST && h->cfg.pd.proto == KVP_PD_VLLM))
+		return 0;
+	if (t->pd.leg == KVP_PD_FIRST) {
+		*why = "the number of this handoff is taken";
+		if (o && !o->waiter)
+			return 400;
+		if (!o)
+			o = kvp_pd_add(&h->handoffs, t->pd.key);
+		return o ? 0 : 500;
+	}
+	*why = "there is no such handoff";
+	if (h->cfg.pd.proto != KVP_PD_SGLANG && (!o || !o->is_ready))
+		return 400;
+	*why = "the handoff is of another prompt";
+	if (o && o->is_ready && o->prompt_tok != t->ask.tok_cnt)
+		return 400;
+	if (o && o->is_ready) {
+		kvp_pd_drop(&h->handoffs, o);
+		return 0;
+	}
+	*why = "two requests in one room";
+	if (o && o->waiter)
+		return 400;
+	o = o ? o : kvp_pd_add(&h->handoffs, t->pd.key);
+	if (!o)
+		return 500;
+	o->waiter = t;
+	return 1;
+}
+
+/* pd_end: a request that ends unfinished takes its part of the handoff with it. */
+static void pd_end(struct talk *t)
+{
+	struct kvp_pd_table *table = &t->engine->host->handoffs;
+	struct kvp_pd_handoff *o = t->pd.leg == KVP_PD_PLAIN ? NULL : kvp_pd_find(table, t->pd.key);
+	if (o && (o->waiter == t || (t->pd.leg == KVP_PD_FIRST && !o->is_ready && !o->waiter)))
+		kvp_pd_drop(table, o);
+}
+
+static enum kvp_pd_fault next_fault(struct engine *g)
+{
+	const struct kvp_pd_cfg *pd = &g->host->cfg.pd;
+	g->generated++;
+	return pd->fault_every && g->role == pd->fault_role && g->generated % pd->fault_every == 0
+		       ? pd->fault
+		       : KVP_PD_NO_FAULT;
+}
+
+/* Faults that come before any work. 1 = the request is taken care of; one that hangs ends with its client. */
+static int fault_now(struct engine *g, struct talk *t)
+{
+	if (t->fault == KVP_PD_ERROR)
+		reply_error(g->host, t->http, 500, "an error was asked for");
+	else if (t->fault == KVP_PD_RESET)
+		kvp_http_reply_abort(t->http);
+	else if (t->fault != KVP_PD_HANG)
+		return 0;
+	pd_end(t);
+	if (t->fault == KVP_PD_HANG)
+		t->pd.leg = KVP_PD_PLAIN;
+	else
+		talk_free(t);
+	return 1;
+}
+
+static void begin_talk(
+	struct engine *g, struct kvp_http_req *r, struct kvp_ask *ask, const struct kvp_pd_ask *pd)
+{
+	struct kvp_host *h = g->host;
+	struct talk *t = calloc(1, sizeof(*t));
+	const char *why = "out of memory";
+	if (!t) {
+		kvp_ask_free(ask);
+		reply_error(h, r, 500, why);
+		return;
+	}
+	t->engine = g;
+	t->http = r;
+	t->ask = *ask;
+	t->pd = *pd;
+	t->fault = next_fault(g);
+	t->all_next = g->all;
+	t->all_prev = &g->all;
+	if (g->all)
+		g->all->all_prev = &t->all_next;
+	g->all = t;
+	r->user = t;
+	if (pd->leg == KVP_PD_FIRST)
+		t->ask.out_tok = 1;
+	t->answer = (struct kvp_answer){.kind = ask->kind,
+		.id = h->next_id++,
+		.model = h->cfg.model,
+		.prompt_tok = ask->tok_cnt,
+		.created_s = (uint64_t)time(NULL)};
+	int status = pd_begin(h, t, &why);
+	if (status > 1) {
+		h->rejected++;
+		t->pd.leg = KVP_PD_PLAIN;
+		reply_error(h, r, status, why);
+		talk_free(t);
+		return;
+	}
+	if (!fault_now(g, t) && status == 0)
+		talk_submit(t);
 }
 
 enum verb { GENERATE, RENDER };
@@ -327,7 +498,15 @@ static void post_completion(struct engine *g, struct kvp_http_req *r, enum kvp_a
 		return;
 	}
 	if (verb == GENERATE) {
-		begin_talk(g, r, &ask);
+		struct kvp_pd_ask pd;
+		status = kvp_pd_ask(&h->cfg.pd, g->role, h->json, r->body, r->body_len, &ask, &pd, &why);
+		if (status == 200) {
+			begin_talk(g, r, &ask, &pd);
+			return;
+		}
+		h->rejected++;
+		kvp_ask_free(&ask);
+		reply_error(h, r, status, why);
 		return;
 	}
 	kvp_jw_reset(&h->jw);
@@ -371,6 +550,9 @@ static void get_stats(struct engine *g, struct kvp_http_req *r)
 	kvp_jw_ku64(w, "steps", load.step_cnt);
 	kvp_jw_ku64(w, "prefill_tokens", load.prefill_tok);
 	kvp_jw_ku64(w, "evicted_blocks", load.evicted_blk);
+	kvp_jw_ku64(w, "handoffs", g->host->handoffs.cnt);
+	kvp_jw_ku64(w, "protocol_rejected", g->host->rejected);
+	kvp_jw_ku64(w, "abort_requests", g->host->pd_aborts);
 	kvp_jw_end(w);
 	kvp_http_reply(r, 200, JSON_TYPE, w->buf, w->len);
 }
@@ -387,6 +569,38 @@ static void reset_cache(struct engine *g, struct kvp_http_req *r)
 		kvp_publish_cleared(g->pub);
 	engine_play(g);
 	kvp_http_reply(r, 200, JSON_TYPE, "{}", 2);
+}
+
+static void on_abort(void *ctx, struct kvp_http_req *r);
+
+/* abort_request ends what runs under that name; its client has left already, or sees the break. */
+static void abort_request(struct engine *g, struct kvp_http_req *r)
+{
+	struct kvp_json_val root, v;
+	struct talk *t = g->all;
+	const char *rid;
+	size_t len;
+	g->host->pd_aborts++;
+	if (kvp_json_parse(g->host->json, r->body, r->body_len, 8, &root, NULL) ||
+		kvp_json_get(root, "rid", &v) || kvp_json_str(v, &rid, &len)) {
+		reply_error(g->host, r, 400, "no rid");
+		return;
+	}
+	while (t && strcmp(t->pd.rid, rid) != 0)
+		t = t->all_next;
+	if (t) {
+		struct kvp_http_req *http = t->http;
+		on_abort(g, http);
+		kvp_http_reply_abort(http);
+	}
+	kvp_http_reply(r, 200, NULL, "", 0);
+}
+
+static void get_info(struct engine *g, struct kvp_http_req *r)
+{
+	kvp_jw_reset(&g->host->jw);
+	kvp_pd_info(&g->host->jw, g->role);
+	kvp_http_reply(r, 200, JSON_TYPE, g->host->jw.buf, g->host->jw.len);
 }
 
 static int path_is(const struct kvp_http_req *r, const char *path)
@@ -413,6 +627,12 @@ static void on_request(void *ctx, struct kvp_http_req *r)
 		get_models(g, r);
 	else if (r->method == KVP_HTTP_GET && path_is(r, "/stats"))
 		get_stats(g, r);
+	else if (g->host->cfg.pd.proto == KVP_PD_SGLANG && r->method == KVP_HTTP_GET &&
+		 path_is(r, "/server_info"))
+		get_info(g, r);
+	else if (g->host->cfg.pd.proto == KVP_PD_SGLANG && r->method == KVP_HTTP_POST &&
+		 path_is(r, "/abort_request"))
+		abort_request(g, r);
 	else
 		reply_error(g->host, r, 404, "no such path");
 }
@@ -423,7 +643,10 @@ static void on_abort(void *ctx, struct kvp_http_req *r)
 	struct talk *t = r->user;
 	if (!t)
 		return;
-	kvp_sim_abort(g->sim, t->sim);
+	r->user = NULL;
+	pd_end(t);
+	if (t->sim)
+		kvp_sim_abort(g->sim, t->sim);
 	talk_free(t);
 }
 
@@ -440,6 +663,7 @@ static int engine_open(struct kvp_host *h, struct engine *g, uint32_t i)
 		.ctx = g};
 	struct kvp_publish_cfg pub = h->cfg.publish;
 	g->host = h;
+	g->role = h->cfg.pd.proto && i < h->cfg.pd.prefill_cnt ? KVP_PD_PREFILL : KVP_PD_DECODE;
 	g->sim = kvp_sim_open(&h->cfg.engine, &sink);
 	if (!g->sim)
 		return KVP_ERR_INVAL;
@@ -464,6 +688,8 @@ int kvp_host_open(struct kvp_loop *l, const struct kvp_host_cfg *cfg, struct kvp
 	h->loop = l;
 	h->start_ns = kvp_loop_now_ns(l);
 	kvp_jw_init(&h->jw);
+	kvp_jw_init(&h->params);
+	kvp_jw_init(&h->ids);
 	h->json = kvp_json_new();
 	h->zmq = zmq_ctx_new();
 	h->engine = calloc(cfg->engine_cnt, sizeof(*h->engine));
@@ -494,7 +720,10 @@ void kvp_host_close(struct kvp_host *h)
 	if (h->zmq)
 		zmq_ctx_term(h->zmq);
 	kvp_jw_free(&h->jw);
+	kvp_jw_free(&h->params);
+	kvp_jw_free(&h->ids);
 	kvp_json_free(h->json);
+	free(h->handoffs.handoff);
 	free(h->engine);
 	free(h->words);
 	free(h->out);

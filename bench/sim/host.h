@@ -4,7 +4,7 @@
  * Shape      one loop, one virtual clock (wall time since the start, times the scale), one wake-up for the
  *            earliest step of all engines. A late wake-up plays every step that is due with its exact end.
  * Routes     POST /v1/chat/completions, /v1/completions and both with /render; POST /reset_prefix_cache;
- *            GET /health, /v1/models, /stats.
+ *            GET /health, /v1/models, /stats; for SGLang's pairs GET /server_info, POST /abort_request.
  * Truth      the engines. Writers, readers: the loop's thread. Ordering: none.
  * Lifetime   open to close. Crash: process-local; clients see their connections end.
  * Proved by  tests/s_sim.t
@@ -13,6 +13,7 @@
 #define KVP_BENCH_SIM_HOST_H
 
 #include "bench/sim/engine.h"
+#include "bench/sim/pd.h"
 #include "bench/sim/publish.h"
 
 enum kvp_host_events { KVP_HOST_EVENTS_ON, KVP_HOST_EVENTS_OFF };
@@ -24,6 +25,7 @@ struct kvp_host_cfg {
 	uint16_t http_port;  /* 0 = any */
 	enum kvp_host_events events;
 	struct kvp_sim_cfg engine;
+	struct kvp_pd_cfg pd;
 	struct kvp_publish_cfg publish; /* ports: of engine 0, 0 = any */
 	double scale;			/* virtual seconds a wall second, > 0 */
 	uint64_t turn_ns;		/* wall: least time between two wake-ups while scaled */

@@ -36,6 +36,11 @@ static const char usage[] =
 	"  --turn-us N             least wall time between wake-ups at a time scale over 1, default 1000\n"
 	"  --stream-ms N           least wall time between two pieces of an answer, default 0, at a scale "
 	"over 1: 50\n"
+	"  --pd PROTOCOL           engines in two roles: off (default), vllm, sglang, trtllm\n"
+	"  --pd-prefill N          the first N engines prefill, the others decode, default 1\n"
+	"  --pd-fault KIND         error, hang, reset, bad or cut instead of an answer, default none\n"
+	"  --pd-fault-role ROLE    prefill (default) or decode\n"
+	"  --pd-fault-every N      one request in N, default 10\n"
 	"  --die-with-parent       end when the parent process ends\n"
 	"Prints one line an engine when it listens, then \"ready engines=N\". Ends at SIGTERM or SIGINT.\n";
 
@@ -63,6 +68,11 @@ enum {
 	O_RUNNING,
 	O_TURN,
 	O_STREAM,
+	O_PD,
+	O_PD_PREFILL,
+	O_PD_FAULT,
+	O_PD_ROLE,
+	O_PD_EVERY,
 	O_DIE,
 	O_HELP
 };
@@ -74,11 +84,17 @@ static const struct option options[] = {{"engines", 1, 0, O_ENGINES}, {"ip", 1, 
 	{"replay-mib", 1, 0, O_MIB}, {"step-us", 1, 0, O_STEP}, {"rate", 1, 0, O_RATE},
 	{"decode-us", 1, 0, O_DECODE}, {"kv-token-ns", 1, 0, O_KVTOK}, {"chunk", 1, 0, O_CHUNK},
 	{"max-running", 1, 0, O_RUNNING}, {"turn-us", 1, 0, O_TURN}, {"stream-ms", 1, 0, O_STREAM},
+	{"pd", 1, 0, O_PD}, {"pd-prefill", 1, 0, O_PD_PREFILL}, {"pd-fault", 1, 0, O_PD_FAULT},
+	{"pd-fault-role", 1, 0, O_PD_ROLE}, {"pd-fault-every", 1, 0, O_PD_EVERY},
 	{"die-with-parent", 0, 0, O_DIE}, {"help", 0, 0, O_HELP}, {0, 0, 0, 0}};
 
 static const char *const kv_words[] = {"on", "off", NULL};
 static const char *const form_words[] = {"array", "map", NULL};
 static const char *const replay_words[] = {"topic", "plain", NULL};
+
+static const char *const pd_words[] = {"off", "vllm", "sglang", "trtllm", NULL};
+static const char *const fault_words[] = {"none", "error", "hang", "reset", "bad", "cut", NULL};
+static const char *const role_words[] = {"prefill", "decode", NULL};
 
 static struct kvp_loop *loop;
 
@@ -116,6 +132,27 @@ static void take_engine(struct kvp_sim_cfg *e, int opt, const char *name, const 
 		break;
 	case O_RUNNING:
 		e->running_max = (uint32_t)kvp_opt_u64(name, v, 0, 1u << 20);
+		break;
+	}
+}
+
+static void take_pd(struct kvp_pd_cfg *pd, int opt, const char *name, const char *v)
+{
+	switch (opt) {
+	case O_PD:
+		pd->proto = (enum kvp_pd_proto)kvp_opt_word(name, v, pd_words);
+		break;
+	case O_PD_PREFILL:
+		pd->prefill_cnt = (uint32_t)kvp_opt_u64(name, v, 0, 1024);
+		break;
+	case O_PD_FAULT:
+		pd->fault = (enum kvp_pd_fault)kvp_opt_word(name, v, fault_words);
+		break;
+	case O_PD_ROLE:
+		pd->fault_role = (enum kvp_pd_role)kvp_opt_word(name, v, role_words);
+		break;
+	case O_PD_EVERY:
+		pd->fault_every = (uint32_t)kvp_opt_u64(name, v, 1, 1u << 30);
 		break;
 	}
 }
@@ -179,6 +216,7 @@ static void take_option(struct kvp_host_cfg *c, int opt, const char *name, const
 		exit(KVP_EXIT_CONFIG);
 	default:
 		take_engine(&c->engine, opt, name, v);
+		take_pd(&c->pd, opt, name, v);
 	}
 }
 
@@ -205,6 +243,7 @@ int main(int argc, char **argv)
 		.scale = 1,
 		.turn_ns = 1000000,
 		.stream_ns = STREAM_UNSET,
+		.pd = {.prefill_cnt = 1, .fault_every = 10},
 		.publish = {.topic = "kv-events", .kept_max = 10000, .kept_max_bytes = 64ull << 20}};
 	kvp_sim_cfg_default(&c.engine);
 	for (int opt, at = -1; (opt = getopt_long(argc, argv, "", options, &at)) != -1; at = -1)
