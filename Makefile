@@ -207,6 +207,10 @@ BENCH_PEER := b_peer b_lifecycle b_dump b_recover
 bench-peer: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(addprefix $(B)/bench/,$(BENCH_PEER))
 	@for b in $(BENCH_PEER); do $(B)/bench/$$b || exit 1; done
+# The sidecar as a plain proxy beside a plain nginx (fetched, not installed): added latency, tokens a second, memory.
+bench-sidecar: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(B)/kvpick-sidecar $(B)/bench/b_sidecar
+	KVP_BUILD_DIR=$(B) bench/bars_sidecar.py $(BENCH_ARGS)
 torture: tests
 	KVP_TORTURE_S=600 KVP_BUILD_DIR=$(B) $(PROVE) --exec '' $(patsubst %.c,$(B)/%,$(TORTURE_SRC)) tests/s_torture.t
 # Every one-line breakage of the list, in every build that one asks for (about ten minutes).
