@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """kvpick-sidecar as a process between clients and simulated engines: routes, header fields, bodies kept byte for byte,
 broken clients and engines at every stage, limits, back-pressure, drain, kills. Arguments choose sections by name."""
+
 import json
 import os
 import re
@@ -13,8 +14,21 @@ import time
 LIB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 sys.path.insert(0, LIB)
 from node import SLOW, Tap, free_port, wait_for
-from pd import (HANDOFF, IDS, Client, Engine, Sidecar, answer, ask, has_ipv6, sgl_answer, sglang, trt_context,
-                trt_generation, vllm_decode, vllm_prefill)
+from pd import (
+    HANDOFF,
+    IDS,
+    Client,
+    Engine,
+    Sidecar,
+    answer,
+    ask,
+    has_ipv6,
+    sglang,
+    trt_context,
+    trt_generation,
+    vllm_decode,
+    vllm_prefill,
+)
 
 tap = Tap()
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 9}
@@ -71,6 +85,7 @@ def aborts(e):
 
 # ---- routes and passing through ----
 
+
 def routes():
     d = Engine(fixed(200, b"engine", {"x-engine": "d0"}))
     s = Sidecar(d.port, "vllm_nixl")
@@ -84,21 +99,43 @@ def routes():
             for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD"):
                 got = c.ask(method, path)
                 tap.same((got.status, got.body, got.header("allow")), (405, b"", "POST"), f"{method} {path}: 405")
-        for path in ("/", "/metrics", "/v1", "/v2/models", "/server_info", "/abort_request", "/v1/../metrics",
-                     "/v1/%2e%2E/metrics", "/v1/./../x", "/healthz", "/health/"):
+        for path in (
+            "/",
+            "/metrics",
+            "/v1",
+            "/v2/models",
+            "/server_info",
+            "/abort_request",
+            "/v1/../metrics",
+            "/v1/%2e%2E/metrics",
+            "/v1/./../x",
+            "/healthz",
+            "/health/",
+        ):
             tap.same((c.ask("GET", path).status), 404, f"GET {path}: 404, not the engine's")
         tap.same(d.requests, [], "none of these reached the engine")
-        for method, path in (("GET", "/v1/models"), ("DELETE", "/v1/files/7?x=%20&y"), ("PATCH", "/v1/x"),
-                             ("POST", "/v1/embeddings"), ("GET", "/v1/a..b"), ("HEAD", "/v1/models"),
-                             ("PROPFIND", "/v1/x")):
+        for method, path in (
+            ("GET", "/v1/models"),
+            ("DELETE", "/v1/files/7?x=%20&y"),
+            ("PATCH", "/v1/x"),
+            ("POST", "/v1/embeddings"),
+            ("GET", "/v1/a..b"),
+            ("HEAD", "/v1/models"),
+            ("PROPFIND", "/v1/x"),
+        ):
             got = c.ask(method, path, b"abc" if method == "POST" else b"", {"x-prefiller-host-port": "nonsense"})
             want = b"" if method == "HEAD" else b"engine"
             tap.same((got.status, got.body, got.header("x-engine")), (200, want, "d0"), f"{method} {path} is proxied")
             r = d.requests[-1]
-            tap.same((r.method, r.path, r.header("x-prefiller-host-port")), (method, path, None),
-                     f"{method} {path}: as it came, without the prefill header")
+            tap.same(
+                (r.method, r.path, r.header("x-prefiller-host-port")),
+                (method, path, None),
+                f"{method} {path}: as it came, without the prefill header",
+            )
         got = c.ask("GET", f"http://elsewhere:1{'/v1/models'}?q=1")
-        tap.same((got.status, d.requests[-1].path), (200, "/v1/models?q=1"), "an absolute target: its authority is ignored")
+        tap.same(
+            (got.status, d.requests[-1].path), (200, "/v1/models?q=1"), "an absolute target: its authority is ignored"
+        )
     got = ask(s.port, b"", method="GET", path="/v1/models", version="1.0")
     tap.same((got.status, got.body, got.header("transfer-encoding")), (200, b"engine", None), "HTTP/1.0 is served")
     tap.same(s.stop(), 0, "routes: ends with 0")
@@ -107,22 +144,50 @@ def routes():
 
 def passing():
     """Status, fields and bytes are the engine's; nothing is parsed, nothing is kept back."""
+
     def script(engine, req):
-        req.conn.head(202, [("x-custom", "a"), ("x-custom", "b"), ("connection", "x-hop"), ("x-hop", "1"),
-                            ("keep-alive", "timeout=5"), ("content-type", "application/vnd.x")], reason="Odd Reason")
+        req.conn.head(
+            202,
+            [
+                ("x-custom", "a"),
+                ("x-custom", "b"),
+                ("connection", "x-hop"),
+                ("x-hop", "1"),
+                ("keep-alive", "timeout=5"),
+                ("content-type", "application/vnd.x"),
+            ],
+            reason="Odd Reason",
+        )
         req.conn.chunk(b"first")
         engine.go.wait(10)
         req.conn.chunk(b"second")
         req.conn.last()
+
     d = Engine(script)
     d.go = threading.Event()
     s = Sidecar(d.port)
     with Client(s.port) as c:
-        c.send("POST", "/v1/chat/completions?a=1", b'{ "n": 3,, not json', [
-            ("Connection", "keep-alive, X-Mine"), ("X-Mine", "1"), ("TE", "trailers"), ("Proxy-Authorization", "p"),
-            ("Trailer", "x"), ("Upgrade", "h2c"), ("Keep-Alive", "9"), ("Authorization", "Bearer k"),
-            ("Cookie", "a=b"), ("Cookie", "c=d"), ("x-gateway-destination-endpoint", "e"),
-            ("x-dynamo-routing-mode", "disaggregated"), ("Accept-Encoding", "gzip"), ("traceparent", "00-1")])
+        c.send(
+            "POST",
+            "/v1/chat/completions?a=1",
+            b'{ "n": 3,, not json',
+            [
+                ("Connection", "keep-alive, X-Mine"),
+                ("X-Mine", "1"),
+                ("TE", "trailers"),
+                ("Proxy-Authorization", "p"),
+                ("Trailer", "x"),
+                ("Upgrade", "h2c"),
+                ("Keep-Alive", "9"),
+                ("Authorization", "Bearer k"),
+                ("Cookie", "a=b"),
+                ("Cookie", "c=d"),
+                ("x-gateway-destination-endpoint", "e"),
+                ("x-dynamo-routing-mode", "disaggregated"),
+                ("Accept-Encoding", "gzip"),
+                ("traceparent", "00-1"),
+            ],
+        )
         status, headers = c.head()
         first = c.chunk()
         tap.same((status, first), (202, b"first"), "head and first bytes come before the engine has ended")
@@ -133,15 +198,30 @@ def passing():
         r = d.requests[0]
         tap.same(r.body, b'{ "n": 3,, not json', "the body passes as it is")
         tap.same(r.path, "/v1/chat/completions?a=1", "path and query pass as they are")
-        gone = [k for k, _ in r.headers if k.lower() in ("connection", "x-mine", "te", "proxy-authorization", "trailer",
-                                                         "upgrade", "keep-alive")]
+        gone = [
+            k
+            for k, _ in r.headers
+            if k.lower() in ("connection", "x-mine", "te", "proxy-authorization", "trailer", "upgrade", "keep-alive")
+        ]
         tap.same(gone, [], "hop-by-hop and nominated fields do not reach the engine")
         tap.same([v for k, v in r.headers if k == "Cookie"], ["a=b", "c=d"], "repeated fields pass, in order")
-        kept = [r.header(k) for k in ("authorization", "x-gateway-destination-endpoint", "x-dynamo-routing-mode",
-                                      "accept-encoding", "traceparent")]
+        kept = [
+            r.header(k)
+            for k in (
+                "authorization",
+                "x-gateway-destination-endpoint",
+                "x-dynamo-routing-mode",
+                "accept-encoding",
+                "traceparent",
+            )
+        ]
         tap.same(kept, ["Bearer k", "e", "disaggregated", "gzip", "00-1"], "all others pass")
-        tap.ok(re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
-                            r.header("x-request-id") or ""), "a request id is made where there was none")
+        tap.ok(
+            re.fullmatch(
+                r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", r.header("x-request-id") or ""
+            ),
+            "a request id is made where there was none",
+        )
     tap.same(s.stop(), 0, "passing: ends with 0")
     d.close()
 
@@ -157,7 +237,10 @@ def uploads():
         tap.ok(d.requests[-1].body == big[:size], "arrive as they were")
     with Client(s.port) as c:
         c.send("POST", "/v1/embeddings", b"abc", length=6)
-        tap.ok(wait_for(lambda: d.begun and d.begun[-1].path == "/v1/embeddings"), "the engine sees a request whose body is still coming")
+        tap.ok(
+            wait_for(lambda: d.begun and d.begun[-1].path == "/v1/embeddings"),
+            "the engine sees a request whose body is still coming",
+        )
         c.sock.sendall(b"def")
         tap.same(c.read().status, 200, "and answers when it has come")
         tap.same(d.requests[-1].body, b"abcdef", "both pieces")
@@ -179,14 +262,20 @@ def uploads():
 def bad_http():
     d = Engine(fixed(200, b"x"))
     s = Sidecar(d.port)
-    cases = [(b"GET /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "both lengths"),
-             (b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na", 400, "two lengths"),
-             (b"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "a foreign coding"),
-             (b"POST /v1/x HTTP/2.0\r\nHost: a\r\n\r\n", 505, "another version"),
-             (b"GET  /v1/x HTTP/1.1\r\nHost: a\r\n\r\n", 400, "two blanks"),
-             (b"GET /v1/x HTTP/1.1\r\nHost: a\r\nX: a\x01b\r\n\r\n", 400, "a control byte"),
-             (b"GET /v1/x HTTP/1.1\r\nHost: a\r\nX-Big: " + b"a" * 70000 + b"\r\n\r\n", 431, "64 KiB of fields"),
-             (b"POST /v1/x HTTP/1.1\r\nHost: a\r\nExpect: x\r\nContent-Length: 1\r\n\r\n", 417, "another expectation")]
+    cases = [
+        (
+            b"GET /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+            "both lengths",
+        ),
+        (b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na", 400, "two lengths"),
+        (b"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "a foreign coding"),
+        (b"POST /v1/x HTTP/2.0\r\nHost: a\r\n\r\n", 505, "another version"),
+        (b"GET  /v1/x HTTP/1.1\r\nHost: a\r\n\r\n", 400, "two blanks"),
+        (b"GET /v1/x HTTP/1.1\r\nHost: a\r\nX: a\x01b\r\n\r\n", 400, "a control byte"),
+        (b"GET /v1/x HTTP/1.1\r\nHost: a\r\nX-Big: " + b"a" * 70000 + b"\r\n\r\n", 431, "64 KiB of fields"),
+        (b"POST /v1/x HTTP/1.1\r\nHost: a\r\nExpect: x\r\nContent-Length: 1\r\n\r\n", 417, "another expectation"),
+    ]
     for raw, status, name in cases:
         with Client(s.port) as c:
             c.sock.sendall(raw)
@@ -210,8 +299,10 @@ def header_values():
     bad += ["10.0.0.1:99999", "fd00::1:8000", "http://a:1", "[fe80::1%eth0]:80"]
     for v in bad:
         with Client(x.port) as c:
-            c.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
-                           b"X-Prefiller-Host-Port: " + v.encode() + b"\r\n\r\n{}")
+            c.sock.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
+                b"X-Prefiller-Host-Port: " + v.encode() + b"\r\n\r\n{}"
+            )
             got = c.read()
         tap.same((got.status, got.code()), (502, "invalid_epp_metadata"), f"R09 {v!r} is refused")
     good = x.p.authority
@@ -223,13 +314,20 @@ def header_values():
         body = CHAT if "chat" in path else {"model": "m", "prompt": "Why?"}
         got = x.ask(body, path=path)
         tap.same(got.status, 200, f"R09 one target: {path} runs the protocol")
-        tap.same([r.header("x-prefiller-host-port") for r in (x.p.requests[-1], x.d.requests[-1])], [None, None],
-                 "and no engine sees the header")
+        tap.same(
+            [r.header("x-prefiller-host-port") for r in (x.p.requests[-1], x.d.requests[-1])],
+            [None, None],
+            "and no engine sees the header",
+        )
     x.end("header_values")
 
 
 def allowlist():
-    x = Pair(vllm_prefill(), vllm_decode(), KVPICK_SIDECAR_PREFILL_ALLOWLIST="10.0.0.0/8,pf.example:8000,fd00::/8,127.0.0.0/8")
+    x = Pair(
+        vllm_prefill(),
+        vllm_decode(),
+        KVPICK_SIDECAR_PREFILL_ALLOWLIST="10.0.0.0/8,pf.example:8000,fd00::/8,127.0.0.0/8",
+    )
     tap.same(x.ask(CHAT).status, 200, "R10 a target in a listed network is used")
     for v in ("192.0.2.1:80", "localhost:80", "pf.example:8001", "[2001:db8::1]:80", "11.0.0.1:80"):
         tap.same(ask(x.port, CHAT, v).code(), "invalid_epp_metadata", f"R10 {v} is not allowed")
@@ -237,14 +335,21 @@ def allowlist():
 
 
 def strict_strip():
-    names = ("x-gateway-destination-endpoint", "x-gateway-inference-objective", "x-dynamo-dp-rank",
-             "x-dynamo-routing-mode", "x-gateway-model-name-rewrite")
+    names = (
+        "x-gateway-destination-endpoint",
+        "x-gateway-inference-objective",
+        "x-dynamo-dp-rank",
+        "x-dynamo-routing-mode",
+        "x-gateway-model-name-rewrite",
+    )
     for strict in ("false", "true"):
         x = Pair(vllm_prefill(), vllm_decode(), KVPICK_SIDECAR_STRIP_STRICT=strict)
         x.ask(CHAT, headers=[(n, "v") for n in names])
         for e in (x.p, x.d):
             seen = [n for n in names if e.requests[0].header(n)]
-            tap.same(seen, [] if strict == "true" else list(names), f"strict={strict}: orchestration fields at the engine")
+            tap.same(
+                seen, [] if strict == "true" else list(names), f"strict={strict}: orchestration fields at the engine"
+            )
         x.end("strict_strip")
 
 
@@ -252,52 +357,95 @@ def ranks():
     """PR#9936: each engine sees its own rank."""
     x = Pair(vllm_prefill(), vllm_decode())
     x.ask(CHAT, headers=[("x-data-parallel-rank", "5"), ("x-prefiller-dp-rank", "2")])
-    tap.same([e.requests[0].header("x-data-parallel-rank") for e in (x.p, x.d)], ["2", "5"], "prefill rank 2, decode rank 5")
-    tap.same([e.requests[0].header("x-prefiller-dp-rank") for e in (x.p, x.d)], [None, None], "the field for it stays here")
+    tap.same(
+        [e.requests[0].header("x-data-parallel-rank") for e in (x.p, x.d)], ["2", "5"], "prefill rank 2, decode rank 5"
+    )
+    tap.same(
+        [e.requests[0].header("x-prefiller-dp-rank") for e in (x.p, x.d)], [None, None], "the field for it stays here"
+    )
     x.ask(CHAT, headers=[("x-data-parallel-rank", "5")])
-    tap.same([e.requests[1].header("x-data-parallel-rank") for e in (x.p, x.d)], [None, "5"], "the decode rank is never prefill's")
+    tap.same(
+        [e.requests[1].header("x-data-parallel-rank") for e in (x.p, x.d)],
+        [None, "5"],
+        "the decode rank is never prefill's",
+    )
     x.end("ranks")
 
 
 # ---- vLLM ----
 
+
 def vllm_bodies():
     x = Pair(vllm_prefill(), vllm_decode())
-    odd = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\ud800 \\u00e9 /\\/"}] ,"big":123456789012345678901234567890,' \
-          b'"f":1.50e+2, "max_tokens" : 40 ,"x":{"stream":1,"max_tokens":2},"x":7,"stream":true , "stream_options":{"include_usage":true},' \
-          b'"min_tokens":5,"tools":[{"type":"function"}],"kv_transfer_params":null,"k\\u0065y":"stays" }'
+    odd = (
+        b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\ud800 \\u00e9 /\\/"}] ,"big":123456789012345678901234567890,'
+        b'"f":1.50e+2, "max_tokens" : 40 ,"x":{"stream":1,"max_tokens":2},"x":7,"stream":true , "stream_options":{"include_usage":true},'
+        b'"min_tokens":5,"tools":[{"type":"function"}],"kv_transfer_params":null,"k\\u0065y":"stays" }'
+    )
     got = x.ask(odd)
     tap.same((got.status, got.header("content-type")), (200, "text/event-stream"), "a body with every oddity is served")
     p, d = x.p.requests[0].body, x.d.requests[0].body
     kept = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\ud800 \\u00e9 /\\/"}] ,"big":123456789012345678901234567890,"f":1.50e+2'
     tap.ok(p.startswith(kept) and d.startswith(kept), "bytes that need no change have none", (p, d))
-    tap.ok(b'"x":{"stream":1,"max_tokens":2},"x":7' in p and b'"k\\u0065y":"stays"' in p, "also doubled and nested members, and escaped names")
-    tap.same([k for k in ("stream_options", "min_tokens") if k in json.loads(p)], [], "prefill loses stream_options and min_tokens")
-    tap.ok(d.startswith(odd[:odd.index(b',"kv_transfer')]), "decode has the client's bytes up to the handoff")
+    tap.ok(
+        b'"x":{"stream":1,"max_tokens":2},"x":7' in p and b'"k\\u0065y":"stays"' in p,
+        "also doubled and nested members, and escaped names",
+    )
+    tap.same(
+        [k for k in ("stream_options", "min_tokens") if k in json.loads(p)],
+        [],
+        "prefill loses stream_options and min_tokens",
+    )
+    tap.ok(d.startswith(odd[: odd.index(b',"kv_transfer')]), "decode has the client's bytes up to the handoff")
     tap.same(json.loads(d)["kv_transfer_params"], HANDOFF, "and the handoff of the prefill engine")
     tap.same(got.body.count(b"[DONE]"), 1, "one [DONE]")
     tap.ok(b"Secret" not in got.body and b"include" not in got.body, "nothing of the prefill answer is shown")
     x.ask(b'{"model":"m","max\\u005ftokens":50,"max_tokens":60,"n":2,"n":1,"messages":[]}')
     body = x.p.requests[1].body
-    tap.same((body.count(b"50"), body.count(b"60"), json.loads(body)["max_tokens"]), (0, 0, 1),
-             "an escaped name is the name it spells; all copies go")
+    tap.same(
+        (body.count(b"50"), body.count(b"60"), json.loads(body)["max_tokens"]),
+        (0, 0, 1),
+        "an escaped name is the name it spells; all copies go",
+    )
     for limits in ({}, {"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 8, "max_completion_tokens": 9}):
         got = x.ask({"messages": [], **limits})
         p, d = (e.requests[-1].json() for e in (x.p, x.d))
         want = {"max_tokens": 1, **({"max_completion_tokens": 1} if "max_completion_tokens" in limits else {})}
-        tap.same(({k: v for k, v in p.items() if k.startswith("max")}, {k: v for k, v in d.items() if k.startswith("max")}),
-                 (want, limits), f"routing-sidecar#58, production-stack#747: limits {limits}: prefill makes one token, decode keeps them")
-    got = x.ask({"messages": [], "min_tokens": 4, "min_completion_tokens": 3, "stream": True, "stream_options": {"include_usage": True}})
-    tap.same(got.status, 200, "router PR#2, production-stack PR#971: min_tokens and stream_options do not break prefill")
+        tap.same(
+            ({k: v for k, v in p.items() if k.startswith("max")}, {k: v for k, v in d.items() if k.startswith("max")}),
+            (want, limits),
+            f"routing-sidecar#58, production-stack#747: limits {limits}: prefill makes one token, decode keeps them",
+        )
+    got = x.ask(
+        {
+            "messages": [],
+            "min_tokens": 4,
+            "min_completion_tokens": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    tap.same(
+        got.status, 200, "router PR#2, production-stack PR#971: min_tokens and stream_options do not break prefill"
+    )
     tap.ok(b'"usage"' in got.body, "and the client gets usage")
     prompt = "x" * 200_000
     got = x.ask({"messages": [{"role": "user", "content": prompt}], "stream": True})
-    tap.same((got.status, [e.requests[-1].json()["messages"][0]["content"] == prompt for e in (x.p, x.d)]), (200, [True, True]),
-             "200 KB of prompt reach both engines")
+    tap.same(
+        (got.status, [e.requests[-1].json()["messages"][0]["content"] == prompt for e in (x.p, x.d)]),
+        (200, [True, True]),
+        "200 KB of prompt reach both engines",
+    )
     tap.same([e.requests[-1].header("content-type") for e in (x.p, x.d)], ["application/json"] * 2, "legs are JSON")
     x.ask(CHAT, headers=[("Accept-Encoding", "gzip"), ("x-request-id", "same")])
-    tap.same([e.requests[-1].header("accept-encoding") for e in (x.p, x.d)], [None, "gzip"], "no compression on the prefill leg")
-    tap.same([e.requests[-1].header("x-request-id") for e in (x.p, x.d)], ["same", "same"], "one request id on both legs")
+    tap.same(
+        [e.requests[-1].header("accept-encoding") for e in (x.p, x.d)],
+        [None, "gzip"],
+        "no compression on the prefill leg",
+    )
+    tap.same(
+        [e.requests[-1].header("x-request-id") for e in (x.p, x.d)], ["same", "same"], "one request id on both legs"
+    )
     x.ask(CHAT)
     a, b = (e.requests[-1].header("x-request-id") for e in (x.p, x.d))
     tap.ok(a and a == b and a != "same", "also one that the sidecar made")
@@ -308,18 +456,29 @@ def vllm_refused():
     """What is refused before any engine is asked."""
     x = Pair(vllm_prefill(), vllm_decode(), DYN_SIDECAR_MAX_REQUEST_BYTES=4096, DYN_SIDECAR_CLIENT_BODY_TIMEOUT_MS=300)
     deep = b'{"a":' + b"[" * 127 + b"]" * 127 + b"}"
-    cases = [("not JSON", b"{", 400, "invalid_pd_request"), ("empty", b"", 400, "invalid_pd_request"),
-             ("an array", b"[]", 400, "invalid_pd_request"), ("a byte order mark", b"\xef\xbb\xbf{}", 400, "invalid_pd_request"),
-             ("not UTF-8", b'{"a":"\xff"}', 400, "invalid_pd_request"),
-             ("too deep", b'{"a":' + b"[" * 128 + b"]" * 128 + b"}", 400, "invalid_pd_request"),
-             ("two values", b"{}{}", 400, "invalid_pd_request"),
-             ("a handoff", b'{"kv_transfer_params":{"do_remote_prefill":true}}', 400, "invalid_pd_request"),
-             ("a handoff that is none", b'{"kv_transfer_params":[]}', 400, "invalid_pd_request"),
-             ("the last of two handoffs", b'{"kv_transfer_params":{},"kv_transfer_params":{"a":1}}', 400, "invalid_pd_request"),
-             ("an escaped handoff", b'{"kv\\u005ftransfer_params":{"a":1}}', 400, "invalid_pd_request"),
-             ("too large", b'{"a":"' + b"x" * 4096 + b'"}', 413, "pd_request_too_large")]
-    cases += [(f"n={n}", b'{"n":' + n + b"}", 400, "unsupported_pd_variant")
-              for n in (b"2", b"0", b"null", b'"1"', b"true", b"1.0", b"-1", b"1e0")]
+    cases = [
+        ("not JSON", b"{", 400, "invalid_pd_request"),
+        ("empty", b"", 400, "invalid_pd_request"),
+        ("an array", b"[]", 400, "invalid_pd_request"),
+        ("a byte order mark", b"\xef\xbb\xbf{}", 400, "invalid_pd_request"),
+        ("not UTF-8", b'{"a":"\xff"}', 400, "invalid_pd_request"),
+        ("too deep", b'{"a":' + b"[" * 128 + b"]" * 128 + b"}", 400, "invalid_pd_request"),
+        ("two values", b"{}{}", 400, "invalid_pd_request"),
+        ("a handoff", b'{"kv_transfer_params":{"do_remote_prefill":true}}', 400, "invalid_pd_request"),
+        ("a handoff that is none", b'{"kv_transfer_params":[]}', 400, "invalid_pd_request"),
+        (
+            "the last of two handoffs",
+            b'{"kv_transfer_params":{},"kv_transfer_params":{"a":1}}',
+            400,
+            "invalid_pd_request",
+        ),
+        ("an escaped handoff", b'{"kv\\u005ftransfer_params":{"a":1}}', 400, "invalid_pd_request"),
+        ("too large", b'{"a":"' + b"x" * 4096 + b'"}', 413, "pd_request_too_large"),
+    ]
+    cases += [
+        (f"n={n}", b'{"n":' + n + b"}", 400, "unsupported_pd_variant")
+        for n in (b"2", b"0", b"null", b'"1"', b"true", b"1.0", b"-1", b"1e0")
+    ]
     for name, body, status, code in cases:
         got = x.ask(body)
         tap.same((got.status, got.code()), (status, code), f"{name}: {status} {code}")
@@ -353,8 +512,10 @@ def prefill_says(name, script, status, code, **env):
     took = time.monotonic() - started
     tap.same((got.status, got.code()), (status, code), f"prefill {name}: {status} {code}")
     tap.same(list(got.json()["error"]), ["message", "type", "param", "code"], f"prefill {name}: in the envelope")
-    tap.ok("decode" not in got.json()["error"]["message"] and b"leak" not in got.body,
-           f"prefill {name}: neither the engine's words nor the other leg are named")
+    tap.ok(
+        "decode" not in got.json()["error"]["message"] and b"leak" not in got.body,
+        f"prefill {name}: neither the engine's words nor the other leg are named",
+    )
     tap.same(x.d.requests, [], f"prefill {name}: decode is not contacted")
     x.end(f"prefill {name}")
     return took
@@ -389,21 +550,41 @@ def vllm_prefill_fails():
     prefill_says("has a handoff of null", vllm_prefill(None), 502, bad)
     prefill_says("answers nothing", fixed(204, b""), 502, bad)
     prefill_says("breaks off in its body", cut, 502, bad)
-    prefill_says("resets behind its head", lambda e, r: (r.conn.head(200, [], 9), time.sleep(0.05), r.conn.reset()), 502, bad)
+    prefill_says(
+        "resets behind its head", lambda e, r: (r.conn.head(200, [], 9), time.sleep(0.05), r.conn.reset()), 502, bad
+    )
     prefill_says("sends bad chunks", lambda e, r: (r.conn.head(200), r.conn.send(b"zz\r\n")), 502, bad)
     gone = "prefill_upstream_unavailable"
     prefill_says("resets at once", lambda e, r: r.conn.reset(), 502, gone)
-    prefill_says("closes at once", lambda e, r: r.conn.hang(0.01) or (_ for _ in ()).throw(ConnectionError()), 502, gone)
+    prefill_says(
+        "closes at once", lambda e, r: r.conn.hang(0.01) or (_ for _ in ()).throw(ConnectionError()), 502, gone
+    )
     prefill_says("speaks something else", lambda e, r: r.conn.send(b"220 smtp\r\n\r\n"), 502, gone)
     prefill_says("is silent", silent, 504, "prefill_upstream_timeout", DYN_SIDECAR_READ_TIMEOUT_MS=200)
     prefill_says("stalls in its body", stall, 504, "prefill_upstream_timeout", DYN_SIDECAR_READ_TIMEOUT_MS=200)
-    prefill_says("dribbles", dribble, 504, "prefill_deadline_exceeded", DYN_SIDECAR_READ_TIMEOUT_MS=5000,
-                 DYN_SIDECAR_PREFILL_DEADLINE_MS=300)
+    prefill_says(
+        "dribbles",
+        dribble,
+        504,
+        "prefill_deadline_exceeded",
+        DYN_SIDECAR_READ_TIMEOUT_MS=5000,
+        DYN_SIDECAR_PREFILL_DEADLINE_MS=300,
+    )
     large = "prefill_response_too_large"
-    prefill_says("announces too much", lambda e, r: (r.conn.head(200, [], 5000), silent(e, r)), 502, large,
-                 DYN_SIDECAR_MAX_PREFILL_RESPONSE_BYTES=4096)
-    prefill_says("says too much", lambda e, r: (r.conn.head(200), r.conn.chunk(b" " * 5000), silent(e, r)), 502, large,
-                 DYN_SIDECAR_MAX_PREFILL_RESPONSE_BYTES=4096)
+    prefill_says(
+        "announces too much",
+        lambda e, r: (r.conn.head(200, [], 5000), silent(e, r)),
+        502,
+        large,
+        DYN_SIDECAR_MAX_PREFILL_RESPONSE_BYTES=4096,
+    )
+    prefill_says(
+        "says too much",
+        lambda e, r: (r.conn.head(200), r.conn.chunk(b" " * 5000), silent(e, r)),
+        502,
+        large,
+        DYN_SIDECAR_MAX_PREFILL_RESPONSE_BYTES=4096,
+    )
     x = Pair(vllm_prefill(), vllm_decode())
     tap.same(ask(x.port, CHAT, f"127.0.0.1:{free_port()}").code(), gone, "prefill port closed: unavailable")
     tap.same(ask(x.port, CHAT, "no-such-name.invalid:80").code(), gone, "prefill name unknown: unavailable")
@@ -415,50 +596,77 @@ def vllm_prefill_fails():
 
 
 def vllm_decode_fails():
-    x = Pair(vllm_prefill(), fixed(429, {"error": {"message": "busy"}}, {"retry-after": "3", "content-type": "x/y"}, "Slow Down"))
+    x = Pair(
+        vllm_prefill(),
+        fixed(429, {"error": {"message": "busy"}}, {"retry-after": "3", "content-type": "x/y"}, "Slow Down"),
+    )
     got = x.ask(CHAT)
-    tap.same((got.status, got.header("retry-after"), got.json()), (429, "3", {"error": {"message": "busy"}}), "decode's own error is relayed whole")
+    tap.same(
+        (got.status, got.header("retry-after"), got.json()),
+        (429, "3", {"error": {"message": "busy"}}),
+        "decode's own error is relayed whole",
+    )
     x.end("decode 429")
     for name, script, status, code, env in (
-            ("resets", lambda e, r: r.conn.reset(), 502, "decode_upstream_error", {}),
-            ("is silent", silent, 504, "decode_upstream_timeout", {"DYN_SIDECAR_READ_TIMEOUT_MS": 200}),
-            ("is no HTTP", lambda e, r: r.conn.send(b"hello\r\n\r\n"), 502, "decode_upstream_error", {})):
+        ("resets", lambda e, r: r.conn.reset(), 502, "decode_upstream_error", {}),
+        ("is silent", silent, 504, "decode_upstream_timeout", {"DYN_SIDECAR_READ_TIMEOUT_MS": 200}),
+        ("is no HTTP", lambda e, r: r.conn.send(b"hello\r\n\r\n"), 502, "decode_upstream_error", {}),
+    ):
         x = Pair(vllm_prefill(), script, **env)
         for prefill in (x.p.authority, None):
             got = ask(x.port, CHAT, prefill)
-            tap.same((got.status, got.code()), (status, code), f"decode {name}, {'both legs' if prefill else 'passed through'}: {status} {code}")
+            tap.same(
+                (got.status, got.code()),
+                (status, code),
+                f"decode {name}, {'both legs' if prefill else 'passed through'}: {status} {code}",
+            )
         tap.same(len(x.p.requests), 1, "prefill is not asked again")
         x.end(f"decode {name}")
+
     def breaks(engine, req):
         req.conn.head(200, [("content-type", "text/event-stream")])
         req.conn.chunk(b"data: 1\n\n")
         time.sleep(0.05)
         req.conn.reset()
+
     x = Pair(vllm_prefill(), breaks)
     got = x.ask(STREAM)
-    tap.same((got.status, got.body, got.ended), (200, b"data: 1\n\n", "broken"), "decode breaks in its stream: the client sees the break, no [DONE]")
+    tap.same(
+        (got.status, got.body, got.ended),
+        (200, b"data: 1\n\n", "broken"),
+        "decode breaks in its stream: the client sees the break, no [DONE]",
+    )
     with Client(x.port) as c:
         got = c.ask("POST", "/v1/chat/completions", CHAT, version="1.0")
         tap.same(got.ended, "broken", "also where only the connection's end ends the body")
     x.end("decode breaks")
-    x = Pair(vllm_prefill(), lambda e, r: (r.conn.head(200), r.conn.chunk(b"a"), silent(e, r)), DYN_SIDECAR_READ_TIMEOUT_MS=200)
+    x = Pair(
+        vllm_prefill(),
+        lambda e, r: (r.conn.head(200), r.conn.chunk(b"a"), silent(e, r)),
+        DYN_SIDECAR_READ_TIMEOUT_MS=200,
+    )
     tap.same(x.ask(STREAM).ended, "broken", "decode stalls in its stream: the client sees the break")
     x.end("decode stalls")
 
 
 def concurrent():
     """PR#36958: handoffs of requests with one id stay apart."""
+
     def prefill(engine, req):
         name = req.json()["messages"][0]["content"]
         time.sleep(0.02)
         vllm_prefill({**HANDOFF, "remote_request_id": name})(engine, req)
+
     def decode(engine, req):
         b = req.json()
         req.conn.reply(200, {"same": b["kv_transfer_params"]["remote_request_id"] == b["messages"][0]["content"]})
+
     x = Pair(prefill, decode)
     out = []
+
     def one(i):
         out.append(x.ask({"messages": [{"content": f"r{i}"}]}, headers={"x-request-id": "one"}).json())
+
     threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
     for t in threads:
         t.start()
@@ -522,12 +730,14 @@ def vllm_aborts():
         c.sock.shutdown(socket.SHUT_WR)
         got = c.read()
         tap.same((got.status, got.ended), (200, "clean"), "a client that only ends its sending is served")
+
     def slow(engine, req):
         req.conn.head(200)
         req.conn.chunk(b"a")
         time.sleep(0.3)
         req.conn.chunk(b"b" * 20)
         req.conn.last()
+
     x.d.script = slow
     with Client(x.port) as c:
         c.send("POST", "/v1/chat/completions", STREAM)
@@ -540,6 +750,7 @@ def vllm_aborts():
 
 # ---- SGLang ----
 
+
 def sgl_success():
     x = sgl_pair()
     for body in (CHAT, STREAM, {**CHAT, "n": 1}):
@@ -551,12 +762,20 @@ def sgl_success():
         tap.same(p.json().get("max_tokens"), 9, "limits stay on the prefill leg")
     rooms = {r.json()["bootstrap_room"] for r in x.p.generated()} | {r.json()["rid"] for r in x.p.generated()}
     tap.same(len(rooms), 6, "room and rid are fresh each time")
-    tap.same((len(x.p.calls("/server_info")), len(x.d.calls("/server_info"))), (3, 3), "server info once an engine a request")
+    tap.same(
+        (len(x.p.calls("/server_info")), len(x.d.calls("/server_info"))), (3, 3), "server info once an engine a request"
+    )
     tap.same((aborts(x.p), aborts(x.d)), (0, 0), "no aborts after normal ends")
     info = x.p.calls("/server_info")[0]
-    tap.same(sorted(k.lower() for k, _ in info.headers), ["host"], "server info carries no field of the client but authorization")
+    tap.same(
+        sorted(k.lower() for k, _ in info.headers),
+        ["host"],
+        "server info carries no field of the client but authorization",
+    )
     got = x.ask(CHAT, headers=[("x-prefiller-dp-rank", "3")])
-    tap.same((got.status, x.p.generated()[-1].json()["disagg_prefill_dp_rank"]), (200, 3), "the prefill rank is told to both")
+    tap.same(
+        (got.status, x.p.generated()[-1].json()["disagg_prefill_dp_rank"]), (200, 3), "the prefill rank is told to both"
+    )
     got = ask(x.port, CHAT)
     tap.same(len(x.d.calls("/server_info")), 4, "without the header no server info is asked for")
     x.end("sgl_success")
@@ -575,9 +794,11 @@ def sgl_gate():
     go = threading.Event()
     sse = "data: {\"choices\":[{\"finish_reason\":null,\"delta\":{\"content\":\"caf\u00e9 \u4e2d\"}}]}\r\n\r\n: c\r\n\r\n".encode()
     full = sse + b'data: {"choices":[{"finish_reason":"stop"}]}\r\n\r\ndata: [DONE]\r\n\r\n'
+
     def prefill(engine, req):
         go.wait(10)
-        sgl_answer(req)
+        answer(req)
+
     def decode(engine, req):
         req.conn.head(200, [("content-type", "text/event-stream"), ("x-engine", "d")])
         half = sse.index(b"\xa9")  # in the middle of a character
@@ -586,6 +807,7 @@ def sgl_gate():
         engine.rest.wait(10)
         req.conn.chunk(full[half:])
         req.conn.last()
+
     x = sgl_pair(prefill, decode)
     x.d.half, x.d.rest = threading.Event(), threading.Event()
     with Client(x.port) as c:
@@ -614,9 +836,13 @@ def sgl_gate():
         tap.same((rest, data), (full[half:], b""), "and the rest as it comes")
     x.end("sgl_gate")
     done = threading.Event()
-    x = sgl_pair(lambda e, r: (done.wait(5), time.sleep(0.1), sgl_answer(r)), lambda e, r: (sgl_answer(r), done.set()))
+    x = sgl_pair(lambda e, r: (done.wait(5), time.sleep(0.1), answer(r)), lambda e, r: (answer(r), done.set()))
     got = x.ask(STREAM)
-    tap.same((got.status, got.ended, got.body.count(b"[DONE]"), aborts(x.d)), (200, "clean", 1, 0), "decode may end before prefill does")
+    tap.same(
+        (got.status, got.ended, got.body.count(b"[DONE]"), aborts(x.d)),
+        (200, "clean", 1, 0),
+        "decode may end before prefill does",
+    )
     x.end("sgl early decode")
 
 
@@ -625,12 +851,15 @@ def sgl_fails(name, prefill, decode, status, code, calls=(1, 1), body=None, retr
     started = time.monotonic()
     got = x.ask(STREAM if body is None else body)
     took = time.monotonic() - started
-    tap.same((got.status, got.code(), got.header("retry-after")), (status, code, retry), f"SGLang {name}: {status} {code}")
+    tap.same(
+        (got.status, got.code(), got.header("retry-after")), (status, code, retry), f"SGLang {name}: {status} {code}"
+    )
     tap.ok(took < 1.5 * SLOW, f"SGLang {name}: at once", took)
     wait_for(lambda: (aborts(x.p), aborts(x.d)) == calls, 2)
     tap.same((aborts(x.p), aborts(x.d)), calls, f"SGLang {name}: aborts {calls}")
-    rids = {r.json()["rid"] for e in (x.p, x.d) for r in e.calls("/abort_request")} | \
-           {r.json()["rid"] for e in (x.p, x.d) for r in e.generated()}
+    rids = {r.json()["rid"] for e in (x.p, x.d) for r in e.calls("/abort_request")} | {
+        r.json()["rid"] for e in (x.p, x.d) for r in e.generated()
+    }
     tap.ok(len(rids) <= 1, f"SGLang {name}: aborts name the request")
     x.end(f"SGLang {name}")
     return x
@@ -645,6 +874,7 @@ def open_events(*parts):
         req.conn.head(200, [("content-type", "text/event-stream")])
         req.conn.chunk("".join(f"data: {p}\n\n" for p in parts).encode())
         silent(engine, req)
+
     return script
 
 
@@ -659,25 +889,52 @@ def sgl_failures():
     sgl_fails("decode 302", silent, fixed(302, b"", {"location": "/"}), 502, ups)
     sgl_fails("error event of prefill", events(OK1, '{"error":{"message":"x"}}', "[DONE]"), open_events(OK1), 502, pro)
     sgl_fails("prefill without [DONE]", events(OK1, STOP), open_events(OK1), 502, pro)
-    sgl_fails("prefill aborted gracefully", events('{"choices":[{"finish_reason":"abort"}]}', "[DONE]"), silent, 502, pro)
-    sgl_fails("prefill aborted gracefully, JSON", fixed(200, '{"choices":[{"finish_reason":"abort"}]}'), silent, 502, pro, body=CHAT)
+    sgl_fails(
+        "prefill aborted gracefully", events('{"choices":[{"finish_reason":"abort"}]}', "[DONE]"), silent, 502, pro
+    )
+    sgl_fails(
+        "prefill aborted gracefully, JSON",
+        fixed(200, '{"choices":[{"finish_reason":"abort"}]}'),
+        silent,
+        502,
+        pro,
+        body=CHAT,
+    )
     sgl_fails("error event of decode", silent, open_events(OK1, '{"error":"x"}'), 502, pro)
     sgl_fails("decode ends invalid", silent, events(OK1, "[DONE]"), 502, pro, calls=(1, 0))
     sgl_fails("prefill resets", lambda e, r: r.conn.reset(), silent, 502, ups)
-    sgl_fails("decode breaks after its 200", silent, lambda e, r: (r.conn.head(200), time.sleep(0.05), r.conn.reset()), 502, ups)
+    sgl_fails(
+        "decode breaks after its 200",
+        silent,
+        lambda e, r: (r.conn.head(200), time.sleep(0.05), r.conn.reset()),
+        502,
+        ups,
+    )
     sgl_fails("both silent", silent, silent, 504, ups, DYN_SIDECAR_READ_TIMEOUT_MS=300)
     for n in ("null", "0", "2", "-1", '"1"', "true"):
         sgl_fails(f"n={n}", None, None, 400, "unsupported_pd_sampling", (0, 0), b'{"n":%s,"stream":7}' % n.encode())
     sgl_fails("stream=7", None, None, 400, "invalid_pd_request", (0, 0), b'{"stream":7}')
-    for name, p, d in (("version", {"version": "0.5.18"}, {}), ("decode version", {}, {"version": "x"}), ("port 0", {"port": 0}, {}),
-                       ("no port", {"port": None}, {})):
+    for name, p, d in (
+        ("version", {"version": "0.5.18"}, {}),
+        ("decode version", {}, {"version": "x"}),
+        ("port 0", {"port": 0}, {}),
+        ("no port", {"port": None}, {}),
+    ):
         x = Pair(sglang("prefill", **p), sglang("decode", **d), "sglang")
         tap.same(x.ask(CHAT).code(), pro, f"SGLang wrong {name}: protocol error")
-        tap.same((x.p.generated(), x.d.generated(), aborts(x.p), aborts(x.d)), ([], [], 0, 0), "nothing is generated or aborted")
+        tap.same(
+            (x.p.generated(), x.d.generated(), aborts(x.p), aborts(x.d)),
+            ([], [], 0, 0),
+            "nothing is generated or aborted",
+        )
         x.end(f"SGLang {name}")
-    for name, script, status, code in (("info 500", fixed(500, b""), 502, ups), ("info resets", lambda e, r: r.conn.reset(), 502, ups),
-                                       ("info silent", silent, 504, ups), ("info no JSON", fixed(200, b"x"), 502, pro),
-                                       ("info 2 MiB", fixed(200, b" " * (1 << 21)), 502, pro)):
+    for name, script, status, code in (
+        ("info 500", fixed(500, b""), 502, ups),
+        ("info resets", lambda e, r: r.conn.reset(), 502, ups),
+        ("info silent", silent, 504, ups),
+        ("info no JSON", fixed(200, b"x"), 502, pro),
+        ("info 2 MiB", fixed(200, b" " * (1 << 21)), 502, pro),
+    ):
         x = Pair(script, sglang("decode"), "sglang", DYN_SIDECAR_READ_TIMEOUT_MS=300)
         got = x.ask(CHAT)
         tap.same((got.status, got.code()), (status, code), f"SGLang {name}: {status} {code}")
@@ -685,13 +942,131 @@ def sgl_failures():
         x.end(f"SGLang {name}")
 
 
+def sgl_limits():
+    """32 MiB of what is kept back, and of a request."""
+    most = 32 << 20
+
+    def flood(size):
+        def script(engine, req):
+            req.conn.head(200, [("content-type", "text/event-stream")])
+            left = size
+            while left > 0:
+                n = min(left, 1 << 20)
+                req.conn.chunk(b":" * (n - 1) + b"\n")
+                left -= n
+            engine.full.set()
+            silent(engine, req)
+
+        return script
+
+    for size, code in ((most, None), (most + 1, "sglang_pd_protocol_error")):
+        x = sgl_pair(silent, flood(size))
+        x.d.full = threading.Event()
+        with Client(x.port) as c:
+            c.send("POST", "/v1/chat/completions", STREAM, {"x-prefiller-host-port": x.p.authority})
+            if code:
+                tap.same(c.read().code(), code, "one byte over 32 MiB before the gate opens: refused")
+                wait_for(lambda e=x: (aborts(e.p), aborts(e.d)) == (1, 1), 3)
+                tap.same((aborts(x.p), aborts(x.d)), (1, 1), "and both engines are told to stop")
+            else:
+                x.d.full.wait(20)
+                c.sock.settimeout(0.3)
+                try:
+                    c.fill()
+                except (socket.timeout, TimeoutError):
+                    pass
+                tap.same(c.buf, b"", "exactly 32 MiB before the gate opens: kept")
+        x.end("sgl_limits")
+    x = sgl_pair()
+    with Client(x.port) as c:
+        c.send("POST", "/v1/chat/completions", b"", {"x-prefiller-host-port": x.p.authority}, length=most + 1)
+        got = c.read()
+        tap.same((got.status, got.code()), (413, "invalid_pd_request"), "a request over 32 MiB: 413 with SGLang's code")
+    tap.same((x.p.requests, x.d.requests), ([], []), "and no engine is asked")
+    x.end("sgl_limits request")
+
+
+def cuts():
+    """R15: wherever an event stream is cut, the client gets its bytes."""
+    full = b'data: {"choices":[{"delta":{"content":"caf\xc3\xa9"}}]}\r\n\r\n: c\n\ndata: [DONE]\n\n'
+
+    def script(engine, req):
+        at = int(req.header("x-cut"))
+        req.conn.head(200, [("content-type", "text/event-stream")])
+        for piece in (full[:at], full[at:]):
+            if piece:
+                req.conn.chunk(piece)
+        req.conn.last()
+
+    x = Pair(vllm_prefill(), script)
+    wrong = []
+    for at in range(len(full) + 1):
+        got = x.ask(STREAM, headers={"x-cut": at})
+        if (got.status, got.body, got.ended) != (200, full, "clean"):
+            wrong.append(at)
+    tap.same(wrong, [], "R15 an event stream cut at every byte passes unchanged")
+    x.end("cuts")
+
+
+def reports():
+    """Reports on other sidecars that are not named elsewhere."""
+    x = Pair(vllm_prefill(), vllm_decode())
+    got = ask(x.port, {"token_ids": [1, 2]}, x.p.authority, path="/inference/v1/generate")
+    tap.same(
+        (got.status, x.d.requests),
+        (404, []),
+        "llm-d-router#1461: a path without a protocol is not silently decode-only",
+    )
+    got = x.ask(
+        {
+            **CHAT,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "min_tokens": 3,
+            "max_completion_tokens": 50,
+        }
+    )
+    p = x.p.requests[0].json()
+    tap.same(
+        (got.status, p["stream"], p["max_completion_tokens"], p["max_tokens"]),
+        (200, False, 1, 1),
+        "llm-d-router#400, #2000: prefill is one token and not streamed",
+    )
+    tap.same(
+        [x.ask({**CHAT, "n": n}).status for n in (2, 4)], [400, 400], "vllm PR#43509: more than one choice is refused"
+    )
+    x.d.script = lambda e, r: r.conn.reset()
+    tap.same(
+        [x.ask(CHAT).code() for _ in range(3)],
+        ["decode_upstream_error"] * 3,
+        "vllm#49238: an engine that dies of its peer's restart is an error a request, no more",
+    )
+    x.d.script = vllm_decode()
+    tap.same(x.ask(CHAT).status, 200, "and served again when it is back")
+    x.end("reports")
+    x = Pair(sglang("prefill", port=9001), sglang("decode", port=1), "sglang")
+    x.ask(CHAT)
+    tap.same(
+        [e.generated()[0].json()["bootstrap_port"] for e in (x.p, x.d)],
+        [9001, 9001],
+        "llm-d PR#1709: the bootstrap port is the one that the prefill engine says",
+    )
+    x.end("reports sglang")
+
+
 def sgl_aborts():
     for name, prefill, decode, wait, calls in (
-            ("both are pending", silent, silent, None, (1, 1)),
-            ("decode streams", None, open_events(OK1), "head", (0, 1))):
+        ("both are pending", silent, silent, None, (1, 1)),
+        ("decode streams", None, open_events(OK1), "head", (0, 1)),
+    ):
         x = sgl_pair(prefill, decode)
         c = Client(x.port)
-        c.send("POST", "/v1/chat/completions", STREAM, {"x-prefiller-host-port": x.p.authority, "authorization": "Bearer k"})
+        c.send(
+            "POST",
+            "/v1/chat/completions",
+            STREAM,
+            {"x-prefiller-host-port": x.p.authority, "authorization": "Bearer k"},
+        )
         wait_for(lambda: x.p.generated() and x.d.generated())
         if wait:
             c.head()
@@ -700,14 +1075,19 @@ def sgl_aborts():
         wait_for(lambda: (aborts(x.p), aborts(x.d)) == calls, 2)
         tap.same((aborts(x.p), aborts(x.d)), calls, f"SGLang: client leaves while {name}: aborts {calls}")
         r = x.d.calls("/abort_request")[0]
-        tap.same((r.header("authorization"), r.header("content-type"), r.header("x-prefiller-host-port")),
-                 ("Bearer k", "application/json", None), "with the client's authorization")
+        tap.same(
+            (r.header("authorization"), r.header("content-type"), r.header("x-prefiller-host-port")),
+            ("Bearer k", "application/json", None),
+            "with the client's authorization",
+        )
         x.end(f"SGLang {name}")
+
     # The engine that is told to stop does not answer: the sidecar's own end does not wait longer than 5 s.
     def mute(engine, req):
         if req.path == "/abort_request":
             silent(engine, req)
         sglang("decode", script=silent)(engine, req)
+
     x = Pair(sglang("prefill", script=silent), mute, "sglang", DYN_SIDECAR_DRAIN_TIMEOUT_MS=200)
     with Client(x.port) as c:
         c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})
@@ -725,39 +1105,67 @@ def sgl_aborts():
 
 # ---- TensorRT-LLM ----
 
+
 def trt():
     x = Pair(trt_context(), trt_generation, "trtllm", KVPICK_SIDECAR_NODE_ID=7)
     base = {"model": "m", "messages": [], "max_tokens": 9}
     for body in (base, {**base, "stream": True}):
         got = x.ask(body)
         tap.same((got.status, got.ended), (200, "clean"), f"context, then generation: {sorted(body)}")
-    got = x.ask({**base, "prompt_token_ids": None, "disaggregated_params": {"request_type": "x"}, "stream_options": None})
+    got = x.ask(
+        {**base, "prompt_token_ids": None, "disaggregated_params": {"request_type": "x"}, "stream_options": None}
+    )
     tap.same(got.status, 200, "the client's tokens and state are dropped")
     ids = [r.json()["disaggregated_params"]["disagg_request_id"] for r in x.p.requests]
-    tap.ok(len(set(ids)) == 3 and all(i >> 16 & 255 == 7 and i > 2**53 for i in ids), "ids carry the node, fresh each time, exact beyond 2^53", ids)
+    tap.ok(
+        len(set(ids)) == 3 and all(i >> 16 & 255 == 7 and i > 2**53 for i in ids),
+        "ids carry the node, fresh each time, exact beyond 2^53",
+        ids,
+    )
     x.p.script = trt_context(nested=True)
     got = x.ask({"model": "m", "prompt": "Why?"}, path="/v1/completions")
-    tap.same((got.status, x.d.requests[-1].json()["prompt"]), (200, [IDS]), "completions: the prompt becomes its tokens")
+    tap.same(
+        (got.status, x.d.requests[-1].json()["prompt"]), (200, [IDS]), "completions: the prompt becomes its tokens"
+    )
     for bad in ({"n": 2}, {"best_of": 2}, {"use_beam_search": True}):
         tap.same(x.ask({**base, **bad}).code(), "unsupported_pd_variant", f"{bad} is refused")
     before = len(x.d.requests)
     x.p.script = trt_context("stop")
     got = x.ask(base)
-    tap.ok("disaggregated_params" not in got.json()["choices"][0] and got.json()["choices"][0]["message"]["content"] == "Ray",
-           "finished in context: the answer without the state", got.body)
+    tap.ok(
+        "disaggregated_params" not in got.json()["choices"][0]
+        and got.json()["choices"][0]["message"]["content"] == "Ray",
+        "finished in context: the answer without the state",
+        got.body,
+    )
     got = x.ask({**base, "stream": True})
     first, last = got.body.split(b"\n\n")[:2]
     first = json.loads(first[6:])
-    tap.same((got.header("content-type"), first["choices"], first["object"], last),
-             ("text/event-stream", [{"index": 0, "delta": {"role": "assistant", "content": "Ray"}, "finish_reason": "stop"}],
-              "chat.completion.chunk", b"data: [DONE]"), "finished in context, streamed: one chunk and [DONE]")
+    tap.same(
+        (got.header("content-type"), first["choices"], first["object"], last),
+        (
+            "text/event-stream",
+            [{"index": 0, "delta": {"role": "assistant", "content": "Ray"}, "finish_reason": "stop"}],
+            "chat.completion.chunk",
+            b"data: [DONE]",
+        ),
+        "finished in context, streamed: one chunk and [DONE]",
+    )
     got = x.ask({"model": "m", "prompt": "a", "stream": True}, path="/v1/completions")
-    tap.same(json.loads(got.body.split(b"\n\n")[0][6:])["choices"], [{"index": 0, "text": "Ray", "finish_reason": "stop"}], "the same for completions")
+    tap.same(
+        json.loads(got.body.split(b"\n\n")[0][6:])["choices"],
+        [{"index": 0, "text": "Ray", "finish_reason": "stop"}],
+        "the same for completions",
+    )
     tap.same(len(x.d.requests), before, "generation is not asked")
-    for name, change in (("no choices", lambda r: r.update(choices=[])), ("two choices", lambda r: r.update(choices=r["choices"] * 2)),
-                         ("no state", lambda r: r["choices"][0].update(disaggregated_params=None)),
-                         ("no context id", lambda r: r["choices"][0]["disaggregated_params"].update(ctx_request_id=None)),
-                         ("no tokens", lambda r: r.pop("prompt_token_ids")), ("text tokens", lambda r: r.update(prompt_token_ids=["a"]))):
+    for name, change in (
+        ("no choices", lambda r: r.update(choices=[])),
+        ("two choices", lambda r: r.update(choices=r["choices"] * 2)),
+        ("no state", lambda r: r["choices"][0].update(disaggregated_params=None)),
+        ("no context id", lambda r: r["choices"][0]["disaggregated_params"].update(ctx_request_id=None)),
+        ("no tokens", lambda r: r.pop("prompt_token_ids")),
+        ("text tokens", lambda r: r.update(prompt_token_ids=["a"])),
+    ):
         x.p.script = trt_context(change=change)
         tap.same(x.ask(base).code(), "invalid_prefill_handoff", f"context answer with {name}: 502")
     tap.same(x.ask({**base, "vendor": 1}).status, 400, "what the context engine refuses keeps its status")
@@ -772,10 +1180,19 @@ def trt():
 
 # ---- the other profile ----
 
+
 def llmd():
-    x = Pair(lambda e, r: r.conn.reply(200, {"kv_transfer_params": {"a": [1]}}), lambda e, r: r.conn.reply(200, r.body), KVPICK_SIDECAR_PROFILE="llmd")
+    x = Pair(
+        lambda e, r: r.conn.reply(200, {"kv_transfer_params": {"a": [1]}}),
+        lambda e, r: r.conn.reply(200, r.body),
+        KVPICK_SIDECAR_PROFILE="llmd",
+    )
     got = ask(x.port, CHAT, f" http://{x.p.authority} , b:1")
-    tap.same(got.json(), {**CHAT, "kv_transfer_params": {"a": [1]}}, "llm-d: the first of a list is used, the handoff not judged")
+    tap.same(
+        got.json(),
+        {**CHAT, "kv_transfer_params": {"a": [1]}},
+        "llm-d: the first of a list is used, the handoff not judged",
+    )
     tap.same(x.p.requests[0].json()["max_completion_tokens"], 1, "llm-d: all limits are set")
     got = ask(x.port, CHAT, "")
     tap.same((got.json(), len(x.p.requests)), (CHAT, 1), "llm-d: an empty value is none")
@@ -792,6 +1209,7 @@ def llmd():
 
 # ---- limits, memory, ends ----
 
+
 def pool():
     """Kept connections: used again, noticed when dead, a request repeated once if nothing was answered."""
     d = Engine(lambda e, r: r.conn.reply(200, b"x"))
@@ -800,15 +1218,23 @@ def pool():
         for i in range(5):
             c.ask("POST", "/v1/embeddings", b"a" * i)
     tap.same(d.accepted, 1, "one connection to the engine serves five requests")
+
     def dies(engine, req):
         if req.path == "/v1/die":
             engine.script = lambda e, r: r.conn.reply(200, b"fresh")
             raise ConnectionError
         req.conn.reply(200, b"x")
+
     d.script = dies
     got = ask(s.port, b"abc", path="/v1/die")
-    tap.same((got.status, got.body), (200, b"fresh"), "a kept connection that dies unanswered: once more on a fresh one")
-    tap.same((len(d.calls("/v1/die")), d.calls("/v1/die")[-1].body, s.metric("engine_retries_total")), (2, b"abc", 1.0), "with the whole request")
+    tap.same(
+        (got.status, got.body), (200, b"fresh"), "a kept connection that dies unanswered: once more on a fresh one"
+    )
+    tap.same(
+        (len(d.calls("/v1/die")), d.calls("/v1/die")[-1].body, s.metric("engine_retries_total")),
+        (2, b"abc", 1.0),
+        "with the whole request",
+    )
     for sock in list(d.conns):
         sock.shutdown(socket.SHUT_RDWR)
     tap.same(ask(s.port, b"abc", path="/v1/x").status, 200, "an idle connection that was closed is noticed")
@@ -848,6 +1274,7 @@ def max_streams():
 def back_pressure():
     """A client that does not read stops the engine; an engine that does not read stops the client."""
     total = 300 << 20
+
     def flood(engine, req):
         req.conn.head(200, [("content-type", "text/event-stream")])
         piece = b"x" * 65536
@@ -856,6 +1283,7 @@ def back_pressure():
             req.conn.chunk(piece)
             engine.sent += len(piece)
         req.conn.last()
+
     x = Pair(vllm_prefill(), flood)
     x.d.sent = 0
     base = x.s.rss_kb()
@@ -873,15 +1301,19 @@ def back_pressure():
             c.chunk()
         tap.ok(wait_for(lambda: x.d.sent > last), "when it reads on, the engine goes on")
     tap.ok(x.idle(), "when it leaves, the stream ends")
+
     def deaf(engine, req):
         raise ConnectionError
+
     x.d.script = deaf
     started = threading.Event()
+
     class Deaf(Engine):
         def serve(self, sock):
             started.set()
             time.sleep(1.5)
             sock.close()
+
     y = Deaf(None)
     s = Sidecar(y.port)
     base = s.rss_kb()
@@ -915,12 +1347,14 @@ def drain():
     time.sleep(0.1)
     x.s.signal()
     tap.ok(idle.closed(), "drain: an idle connection closes at once")
+
     def refused():
         try:
             Client(x.port).drop()
             return False
         except OSError:
             return True
+
     tap.ok(wait_for(refused), "drain: the listener is closed")
     late.sock.sendall(b"TP/1.1\r\nHost: a\r\n\r\n")
     tap.same(late.read().status, 503, "drain: /ready on a connection that is left is 503")
@@ -928,8 +1362,11 @@ def drain():
     tap.same((busy.chunk(), busy.chunk()), (b"b", b""), "drain: a running stream finishes")
     tap.same(x.s.wait(), 0, "drain: then the process ends with 0")
     for replied in (False, True):
-        x = Pair(vllm_prefill(), (lambda e, r: (r.conn.head(200), r.conn.chunk(b"a"), silent(e, r))) if replied else silent,
-                 DYN_SIDECAR_DRAIN_TIMEOUT_MS=200)
+        x = Pair(
+            vllm_prefill(),
+            (lambda e, r: (r.conn.head(200), r.conn.chunk(b"a"), silent(e, r))) if replied else silent,
+            DYN_SIDECAR_DRAIN_TIMEOUT_MS=200,
+        )
         with Client(x.port) as c:
             c.send("POST", "/v1/chat/completions", STREAM, {"x-prefiller-host-port": x.p.authority})
             wait_for(lambda: x.d.requests)
@@ -941,7 +1378,11 @@ def drain():
                 tap.same(c.chunk(), b"", "forced end in a stream: it ends cleanly")
             else:
                 got = c.read()
-                tap.same((got.status, got.code()), (502, "request_cancelled"), "forced end before headers: 502 request_cancelled")
+                tap.same(
+                    (got.status, got.code()),
+                    (502, "request_cancelled"),
+                    "forced end before headers: 502 request_cancelled",
+                )
         tap.same(x.s.wait(), 0, "forced end: exit 0")
         tap.ok(wait_for(lambda: x.d.ended), "forced end: the engine's connection is closed")
     x = Pair(silent, vllm_decode(), DYN_SIDECAR_DRAIN_TIMEOUT_MS=200)
@@ -981,7 +1422,10 @@ def threads():
     tap.same(out, [200] * 30, "three threads serve thirty requests")
     with Client(x.s.metrics) as c:
         text = c.ask("GET", "/metrics").body.decode()
-    tap.ok('requests_total{path="chat_completions",backend="vllm_nixl",result="ok"} 30\n' in text, "and count them together")
+    tap.ok(
+        'requests_total{path="chat_completions",backend="vllm_nixl",result="ok"} 30\n' in text,
+        "and count them together",
+    )
     tap.ok('leg_duration_seconds_count{leg="prefill"} 30\n' in text, "legs, too")
     ready = lambda: Client(x.s.metrics).ask("GET", "/ready").status
     tap.ok(wait_for(lambda: ready() == 200, 5), "readiness of the engine: 200 on the metrics port")
@@ -992,11 +1436,19 @@ def threads():
 
 
 def startup():
-    cases = [({"DYN_SIDECAR_PD_ADAPTER": "vllm"}, "DYN_SIDECAR_PD_ADAPTER"), ({"DYN_SIDECAR_PD_BACKEND": "SGLang"}, "DYN_SIDECAR_PD_BACKEND"),
-             ({"DYN_SIDECAR_PD_BACKEND": " sglang"}, "DYN_SIDECAR_PD_BACKEND"), ({"DYN_SIDECAR_READ_TIMEOUT_MS": ""}, "DYN_SIDECAR_READ_TIMEOUT_MS"),
-             ({"DYN_SIDECAR_PORT": "0"}, "DYN_SIDECAR_PORT"), ({"DYN_SIDECAR_CONNECT_TIMEOUT_MS": "0"}, "DYN_SIDECAR_CONNECT_TIMEOUT_MS"),
-             ({"DYN_SIDECAR_PD_ADAPTER": "vllm_nixl", "DYN_SIDECAR_PD_BACKEND": "sglang"}, "DYN_SIDECAR_PD_BACKEND"),
-             ({"DYN_SIDECAR_PD_ADAPTER": "vllm_nixl", "DYN_VLLM_NIXL_PROTOCOL_VERSION": "x"}, "DYN_VLLM_NIXL_PROTOCOL_VERSION")]
+    cases = [
+        ({"DYN_SIDECAR_PD_ADAPTER": "vllm"}, "DYN_SIDECAR_PD_ADAPTER"),
+        ({"DYN_SIDECAR_PD_BACKEND": "SGLang"}, "DYN_SIDECAR_PD_BACKEND"),
+        ({"DYN_SIDECAR_PD_BACKEND": " sglang"}, "DYN_SIDECAR_PD_BACKEND"),
+        ({"DYN_SIDECAR_READ_TIMEOUT_MS": ""}, "DYN_SIDECAR_READ_TIMEOUT_MS"),
+        ({"DYN_SIDECAR_PORT": "0"}, "DYN_SIDECAR_PORT"),
+        ({"DYN_SIDECAR_CONNECT_TIMEOUT_MS": "0"}, "DYN_SIDECAR_CONNECT_TIMEOUT_MS"),
+        ({"DYN_SIDECAR_PD_ADAPTER": "vllm_nixl", "DYN_SIDECAR_PD_BACKEND": "sglang"}, "DYN_SIDECAR_PD_BACKEND"),
+        (
+            {"DYN_SIDECAR_PD_ADAPTER": "vllm_nixl", "DYN_VLLM_NIXL_PROTOCOL_VERSION": "x"},
+            "DYN_VLLM_NIXL_PROTOCOL_VERSION",
+        ),
+    ]
     for env, name in cases:
         s = Sidecar(free_port(), wait=False, **env)
         tap.same(s.wait(), 2, f"{env} ends the process with 2")
@@ -1012,13 +1464,58 @@ def startup():
     busy.stop()
 
 
-ALL = [routes, passing, uploads, bad_http, header_values, allowlist, strict_strip, ranks, vllm_bodies, vllm_refused,
-       vllm_prefill_fails, vllm_decode_fails, concurrent, vllm_aborts, sgl_success, sgl_gate, sgl_failures, sgl_aborts, trt,
-       llmd, pool, max_streams, back_pressure, drain, killed, threads, startup]
-chosen = sys.argv[1:]
-for section in ALL:
-    if not chosen or section.__name__ in chosen:
+ALL = [
+    routes,
+    passing,
+    uploads,
+    bad_http,
+    header_values,
+    allowlist,
+    strict_strip,
+    ranks,
+    vllm_bodies,
+    vllm_refused,
+    vllm_prefill_fails,
+    vllm_decode_fails,
+    concurrent,
+    vllm_aborts,
+    sgl_success,
+    sgl_gate,
+    sgl_failures,
+    sgl_limits,
+    sgl_aborts,
+    cuts,
+    reports,
+    trt,
+    llmd,
+    pool,
+    max_streams,
+    back_pressure,
+    drain,
+    killed,
+    threads,
+    startup,
+]
+EPOLL = [passing, uploads, vllm_aborts, sgl_success, sgl_gate, pool, back_pressure, drain]
+
+
+def run(sections):
+    for section in sections:
         at = time.monotonic()
         section()
         print(f"# {section.__name__}: {time.monotonic() - at:.1f} s")
+
+
+chosen = sys.argv[1:]
+run([section for section in ALL if not chosen or section.__name__ in chosen])
+if not chosen or "epoll" in chosen:
+    print("# the same without io_uring")
+    Sidecar.before = [
+        sys.executable,
+        os.path.join(LIB, "seccomp.py"),
+        "deploy/kubernetes/seccomp/kvpick.json",
+        "io_uring_setup,io_uring_enter,io_uring_register",
+    ]
+    os.environ["ASAN_OPTIONS"] = "detect_leaks=0"  # the search for leaks traces, which the profile forbids
+    run(EPOLL)
 sys.exit(tap.done())

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Every exchange of disagg.json over real sockets: client, sidecar, prefill engine, decode engine. Addresses of
 the vectors stand for loopback ones; <RID>, <ROOM> and <DISAGG_ID> stand for what the sidecar chose."""
+
 import json
 import os
 import socket
@@ -86,8 +87,9 @@ class Side:
                 conn.reset()
             self.closed = conn.hang()
             raise ConnectionError
-        conn.reply(response["status"], body, {k: v for k, v in response.get("headers", {}).items()
-                                              if k != "content-length"})
+        conn.reply(
+            response["status"], body, {k: v for k, v in response.get("headers", {}).items() if k != "content-length"}
+        )
 
 
 def leg_ok(x, side, host, chosen):
@@ -116,6 +118,7 @@ def leg_ok(x, side, host, chosen):
 def sides_ok(x, sides, chosen):
     def expected(side, path):
         return [c for c in side.side if c["request"]["url"].endswith(path)]
+
     for side in sides:
         for path in ("/server_info", "/abort_request"):
             want = expected(side, path)

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemons/common/log.h"
 #include "daemons/sidecar/conn.h"
 
 static const char *const result_text[KVP_RESULT_CNT] = {
@@ -180,8 +181,20 @@ void kvp_reply_whole(struct kvp_req *r, int status, const char *content_type, co
 	kvp_http_buf_free(&f);
 }
 
+#define WARN_NS UINT64_C(1000000000) /* least time between two warnings of a worker */
+
+/* Status and code; nothing that client or engines said. */
+static void warn(struct kvp_req *r, const struct kvp_fail *f)
+{
+	uint64_t left_out = 0;
+	if (kvp_log_limit_pass(&r->w->warned, kvp_loop_now_ns(r->w->loop), WARN_NS, &left_out))
+		KVP_LOG_W("sidecar.request", "status=%d code=%s suppressed=%llu", f->status, f->code,
+			(unsigned long long)left_out);
+}
+
 void kvp_reply_error(struct kvp_req *r, const struct kvp_fail *f, const char *retry_after)
 {
+	warn(r, f);
 	struct kvp_http_buf fields = {0};
 	char body[512], line[192];
 	int n = snprintf(body, sizeof(body),

@@ -35,6 +35,7 @@ struct kvp_worker {
 	struct kvp_timer drain_end, exit_end;
 	struct kvp_watch wake;
 	struct kvp_count count;
+	struct kvp_log_limit warned;
 	uint64_t conn_cnt;
 	unsigned id, trt_counter;
 	char engine[32]; /* authority of the engine beside us */

@@ -1,5 +1,6 @@
 """Sidecar tests: engines that speak the prefill/decode protocols strictly and fail on demand, the sidecar as a
 process, a client that sees every byte. Python's standard library only."""
+
 import json
 import os
 import re
@@ -7,14 +8,12 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 
 from node import BUILD, SLOW, free_port, wait_for
 
 VERSION = "0.5.19"
-TOKENS = "max_tokens"
 
 
 class Refused(Exception):
@@ -114,7 +113,7 @@ class Conn:
         data = text.encode() if isinstance(text, str) else text
         self.head(200, [("content-type", "text/event-stream")])
         for at in range(0, len(data), cut or len(data)):
-            self.chunk(data[at:at + (cut or len(data))])
+            self.chunk(data[at : at + (cut or len(data))])
         self.last()
 
     def reset(self):
@@ -202,23 +201,35 @@ class Engine:
 
 # ---- engines that refuse what the real ones refuse ----
 
+
 def refuse(cond, why):
     if cond:
         raise Refused(why)
 
 
 def vllm_check(body):
-    refuse(body.get("stream_options") is not None and not body.get("stream"),
-           "Stream options can only be defined when `stream=True`.")
+    refuse(
+        body.get("stream_options") is not None and not body.get("stream"),
+        "Stream options can only be defined when `stream=True`.",
+    )
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     refuse(limit is not None and limit < 1, "max_tokens must be at least 1")
     refuse(limit is not None and (body.get("min_tokens") or 0) > limit, "min_tokens must be <= max_tokens")
 
 
-HANDOFF = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[412, 413], [88]],
-           "remote_engine_id": "pf-1", "remote_request_id": "chatcmpl-7", "remote_host": "127.0.0.1",
-           "remote_port": 5610, "tp_size": 1, "remote_num_tokens": 61, "remote_blocks_expiry_time": 1.5,
-           "transfer_mode": "pull"}
+HANDOFF = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[412, 413], [88]],
+    "remote_engine_id": "pf-1",
+    "remote_request_id": "chatcmpl-7",
+    "remote_host": "127.0.0.1",
+    "remote_port": 5610,
+    "tp_size": 1,
+    "remote_num_tokens": 61,
+    "remote_blocks_expiry_time": 1.5,
+    "transfer_mode": "pull",
+}
 
 
 def vllm_prefill(handoff=HANDOFF, extra=None):
@@ -234,10 +245,20 @@ def vllm_prefill(handoff=HANDOFF, extra=None):
         except Refused as e:
             req.conn.reply(400, {"error": {"message": str(e)}})
             return
-        req.conn.reply(200, {"id": "chatcmpl-7", "object": "chat.completion", "model": body.get("model"),
-                             "choices": [{"index": 0, "message": {"role": "assistant", "content": "Secret"},
-                                          "finish_reason": "length"}],
-                             "kv_transfer_params": handoff, **(extra or {})})
+        req.conn.reply(
+            200,
+            {
+                "id": "chatcmpl-7",
+                "object": "chat.completion",
+                "model": body.get("model"),
+                "choices": [
+                    {"index": 0, "message": {"role": "assistant", "content": "Secret"}, "finish_reason": "length"}
+                ],
+                "kv_transfer_params": handoff,
+                **(extra or {}),
+            },
+        )
+
     return script
 
 
@@ -245,11 +266,18 @@ def answer(req, n=3):
     """What a decode engine says, streamed or not."""
     body = req.json()
     if not body.get("stream"):
-        req.conn.reply(200, {"id": "d", "object": "chat.completion", "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": "Blue"}, "finish_reason": "stop"}]})
+        req.conn.reply(
+            200,
+            {
+                "id": "d",
+                "object": "chat.completion",
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": "Blue"}, "finish_reason": "stop"}],
+            },
+        )
         return
-    parts = [{"id": "d", "choices": [{"index": 0, "delta": {"content": f"t{i}"}, "finish_reason": None}]}
-             for i in range(n)]
+    parts = [
+        {"id": "d", "choices": [{"index": 0, "delta": {"content": f"t{i}"}, "finish_reason": None}]} for i in range(n)
+    ]
     parts.append({"id": "d", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     if (body.get("stream_options") or {}).get("include_usage"):
         parts.append({"id": "d", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": n}})
@@ -266,12 +294,14 @@ def vllm_decode(handoff=HANDOFF):
             req.conn.reply(400, {"error": {"message": str(e)}})
             return
         answer(req)
+
     return script
 
 
 def sglang(mode, partner=None, script=None, version=VERSION, port=8998):
     """Strict: refuses a request without its tuple. partner: the other engine, waited for as the real pair
     does; script(engine, request) answers the inference call instead."""
+
     def run(engine, req):
         path = req.path.split("?")[0]
         if path == "/server_info":
@@ -285,8 +315,13 @@ def sglang(mode, partner=None, script=None, version=VERSION, port=8998):
             return
         body = req.json()
         room, rid = body.get("bootstrap_room"), body.get("rid")
-        if type(room) is not int or not 0 <= room < 2**63 or not re.fullmatch("[0-9a-f]{32}", str(rid)) or \
-                body.get("bootstrap_port") != 8998 or "[" in body.get("bootstrap_host", "["):
+        if (
+            type(room) is not int
+            or not 0 <= room < 2**63
+            or not re.fullmatch("[0-9a-f]{32}", str(rid))
+            or body.get("bootstrap_port") != 8998
+            or "[" in body.get("bootstrap_host", "[")
+        ):
             req.conn.reply(400, {"object": "error", "message": "bad bootstrap tuple", "code": 400})
             return
         if partner:
@@ -294,15 +329,9 @@ def sglang(mode, partner=None, script=None, version=VERSION, port=8998):
             if not wait_for(lambda: [r for r in other.generated() if r.json().get("bootstrap_room") == room], 5):
                 req.conn.reply(500, {"object": "error", "message": "nobody in the room", "code": 500})
                 return
-        (script or (lambda e, q: sgl_answer(q)))(engine, req)
+        (script or (lambda e, q: answer(q)))(engine, req)
+
     return run
-
-
-def sgl_answer(req):
-    if req.json().get("stream"):
-        answer(req)
-    else:
-        answer(req)
 
 
 IDS = [1, 733, 16289, 28793, 5156]
@@ -312,25 +341,60 @@ def trt_context(finish="not_finished", nested=False, change=None):
     def script(engine, req):
         body = req.json()
         d = body.get("disaggregated_params") or {}
-        known = {"model", "messages", "prompt", "max_tokens", "temperature", "stream", "disaggregated_params",
-                 "tools", "n", "best_of", "use_beam_search", "seed"}
-        if d.get("request_type") != "context_only" or set(d) != {"request_type", "disagg_request_id"} or \
-                not 2**40 <= d["disagg_request_id"] < 2**63 or body.get("stream") or set(body) - known:
+        known = {
+            "model",
+            "messages",
+            "prompt",
+            "max_tokens",
+            "temperature",
+            "stream",
+            "disaggregated_params",
+            "tools",
+            "n",
+            "best_of",
+            "use_beam_search",
+            "seed",
+        }
+        if (
+            d.get("request_type") != "context_only"
+            or set(d) != {"request_type", "disagg_request_id"}
+            or not 2**40 <= d["disagg_request_id"] < 2**63
+            or body.get("stream")
+            or set(body) - known
+        ):
             req.conn.reply(400, {"message": f"refused {sorted(set(body) - known)}"})
             return
         i = d["disagg_request_id"]
         chat = "chat" in req.path
-        choice = {"index": 0, "finish_reason": finish, "disaggregated_params": {
-            "request_type": "context_only", "first_gen_tokens": [9181], "ctx_request_id": i,
-            "encoded_opaque_state": "AAECAwQ=", "draft_tokens": None, "disagg_request_id": i,
-            "ctx_dp_rank": 0, "ctx_info_endpoint": "tcp://10.42.3.17:41000", "later": [i]}}
+        choice = {
+            "index": 0,
+            "finish_reason": finish,
+            "disaggregated_params": {
+                "request_type": "context_only",
+                "first_gen_tokens": [9181],
+                "ctx_request_id": i,
+                "encoded_opaque_state": "AAECAwQ=",
+                "draft_tokens": None,
+                "disagg_request_id": i,
+                "ctx_dp_rank": 0,
+                "ctx_info_endpoint": "tcp://10.42.3.17:41000",
+                "later": [i],
+            },
+        }
         choice.update({"message": {"role": "assistant", "content": "Ray"}} if chat else {"text": "Ray"})
-        reply = {"id": "c1", "created": 5, "object": "chat.completion", "model": "m", "choices": [choice],
-                 "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
-                 "prompt_token_ids": [IDS] if nested else IDS}
+        reply = {
+            "id": "c1",
+            "created": 5,
+            "object": "chat.completion",
+            "model": "m",
+            "choices": [choice],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
+            "prompt_token_ids": [IDS] if nested else IDS,
+        }
         if change:
             change(reply)
         req.conn.reply(200, reply)
+
     return script
 
 
@@ -338,9 +402,13 @@ def trt_generation(engine, req):
     body = req.json()
     d = body.get("disaggregated_params") or {}
     ids = body.get("prompt_token_ids") if "chat" in req.path else body.get("prompt")
-    if d.get("request_type") != "generation_only" or ids not in (IDS, [IDS]) or \
-            d.get("ctx_request_id") != d.get("disagg_request_id") or d.get("later") != [d["ctx_request_id"]] or \
-            d.get("ctx_usage", {}).get("prompt_tokens") != 5:
+    if (
+        d.get("request_type") != "generation_only"
+        or ids not in (IDS, [IDS])
+        or d.get("ctx_request_id") != d.get("disagg_request_id")
+        or d.get("later") != [d["ctx_request_id"]]
+        or d.get("ctx_usage", {}).get("prompt_tokens") != 5
+    ):
         req.conn.reply(400, {"message": "bad generation request"})
         return
     answer(req)
@@ -348,19 +416,30 @@ def trt_generation(engine, req):
 
 # ---- the sidecar ----
 
+
 class Sidecar:
-    def __init__(self, decode_port, adapter=None, binary=None, wait=True, **env):
+    before = []  # put before the command
+
+    def __init__(self, decode_port, adapter=None, wait=True, **env):
         self.port, self.metrics = free_port(), free_port()
         e = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVPICK_"))}
-        e.update({"DYN_SIDECAR_PORT": str(self.port), "DYN_DECODE_ENGINE_PORT": str(decode_port),
-                  "KVPICK_SIDECAR_METRICS_PORT": str(self.metrics), "KVPICK_SIDECAR_BIND": "127.0.0.1"})
-        if "KVPICK_LOOP" in os.environ:
-            e["KVPICK_LOOP"] = os.environ["KVPICK_LOOP"]
+        e.update(
+            {
+                "DYN_SIDECAR_PORT": str(self.port),
+                "DYN_DECODE_ENGINE_PORT": str(decode_port),
+                "KVPICK_SIDECAR_METRICS_PORT": str(self.metrics),
+                "KVPICK_SIDECAR_BIND": "127.0.0.1",
+            }
+        )
         if adapter:
             e["DYN_SIDECAR_PD_ADAPTER"] = adapter
         e.update({k: str(v) for k, v in env.items()})
-        self.proc = subprocess.Popen([binary or os.path.join(BUILD, "kvpick-sidecar")], env=e,
-                                     stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self.proc = subprocess.Popen(
+            [*self.before, os.path.join(BUILD, "kvpick-sidecar")],
+            env=e,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
         self.log = b""
         threading.Thread(target=self.read_log, daemon=True).start()
         if wait and not wait_for(self.up, 10):
@@ -447,8 +526,13 @@ class Client:
         text += "".join(f"{k}: {v}\r\n" for k, v in pairs)
         if chunked:
             text += "Transfer-Encoding: chunked\r\n"
-            body = b"".join(b"%x\r\n%s\r\n" % (len(body[i:i + chunked]), body[i:i + chunked])
-                            for i in range(0, len(body), chunked)) + b"0\r\n\r\n"
+            body = (
+                b"".join(
+                    b"%x\r\n%s\r\n" % (len(body[i : i + chunked]), body[i : i + chunked])
+                    for i in range(0, len(body), chunked)
+                )
+                + b"0\r\n\r\n"
+            )
         elif body or length is not None or method == "POST":
             text += f"Content-Length: {len(body) if length is None else length}\r\n"
         self.sock.sendall((text + "\r\n").encode("latin-1") + body)
@@ -489,7 +573,7 @@ class Client:
                 return None
         except (ConnectionError, OSError):
             return None
-        data, self.buf = self.buf[:size], self.buf[size + 2:]
+        data, self.buf = self.buf[:size], self.buf[size + 2 :]
         return data
 
     def read(self, is_head=False):
@@ -564,7 +648,3 @@ def has_ipv6():
         return True
     except OSError:
         return False
-
-
-if __name__ == "__main__":
-    sys.exit(0)
