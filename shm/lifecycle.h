@@ -31,7 +31,7 @@
  *            free (expiry or close of a rank by an indexer that was killed in the middle); a free that was
  *            left with another process (a recount) by a process that dies before READY may be lost.
  * Proved by  tests/t_lifecycle.c, tests/t_lifecycle_crash.c, tests/t_select_lifecycle.c,
- *            tests/torture/x_lifecycle.c
+ *            tests/torture/x_lifecycle.c, tests/s_peers_epp.t, tests/s_peers_netns.t
  */
 #ifndef KVP_SHM_LIFECYCLE_H
 #define KVP_SHM_LIFECYCLE_H
