@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Workers and replicas from Kubernetes: a real node against an API server of ours (tests/lib/kube_stub.py). Numbers
 such as 7.6 name the sections of the specification of the Endpoint Picker."""
+import http.server
 import os
 import random
 import signal
@@ -563,6 +564,86 @@ def replicas():
     stub.close()
 
 
+def sources():
+    """Replicas that serve are asked for the index; until one has delivered, or there is none, nothing is ready."""
+    sync, dump = free_port(), free_port()
+    env = {"DYN_EPP_PEER_SERVICE": "epp", "POD_IP": "127.0.0.1", "DYN_EPP_REPLICA_SYNC_PORT": str(sync),
+           "DYN_EPP_SELECTION_HTTP_PORT": str(dump), "DYN_EPP_KV_EVENT_PORT": str(free_port())}
+    stub, node = cluster(pod("a", "127.0.0.1"), env=env, events=True)
+    stub.put("services", {"metadata": {"name": "epp"}, "spec": {}})
+    starting, serving = {"ready": False}, {"ready": True, "serving": True}
+    ending = {"ready": True, "serving": True, "terminating": True}
+    stub.put("endpointslices", endpoint_slice("s", "epp", [("127.0.0.1", serving), ("127.0.0.2", serving),
+                                                          ("127.0.0.3", starting), ("127.0.0.4", ending)]))
+    with node:
+        tap.ok(wait_for(lambda: node.metric("discovery_peer_members") == 3), "8.2: three replicas are members")
+        tap.same(node.metric("discovery_peer_sources"), 1, "8.2: of which one, that serves, is a source")
+        tap.ok(wait_for(lambda: node.workers()), "workers are known")
+        time.sleep(0.5)
+        tap.same(node.is_ready(), False, "8.2: a source that does not deliver keeps the node from being ready")
+        stub.put("endpointslices", endpoint_slice("s", "epp", [("127.0.0.1", serving), ("127.0.0.3", starting)]))
+        tap.ok(wait_for(node.is_ready), "8.2: when it is gone the node begins with an empty index")
+        tap.same(node.metric("discovery_peer_sources"), 0, "8.2: who only starts is no source")
+    stub.close()
+
+
+class Asked(http.server.ThreadingHTTPServer):
+    """An engine that tells of itself. What it says can be changed."""
+    daemon_threads = True
+
+    def __init__(self, port=0):
+        outer = self
+        self.seen, self.size, self.blocks, self.model, self.healthy = [], 4, 1234, MODEL, True
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.seen.append(self.path)
+                text = {"/health": "", "/v1/models": '{"data":[{"id":"%s"}]}' % outer.model,
+                        "/metrics": 'vllm:cache_config_info{block_size="%d",num_gpu_blocks="%d"} 1\n'
+                                    % (outer.size, outer.blocks)}.get(self.path, "").encode()
+                self.send_response(200 if outer.healthy else 503)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+        super().__init__(("127.0.0.1", port), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+def engines_are_asked():
+    engine = Asked()
+    port = engine.server_address[1]
+    stub, node = cluster(pod("a", "127.0.0.1"), pools=[pool(ports=(port,))],
+                         env={"KVPICK_EPP_PROBE_ENGINES": "true"})
+    with node:
+        a = worker_id("a")
+        tap.ok(wait_for(lambda: node.workers().get(a, {}).get("total_kv_blocks") == 1234),
+               "an engine is asked for its capacity", node.workers())
+        tap.same(engine.seen, ["/health", "/v1/models", "/metrics"], "once")
+        stub.put("pods", pod("a", "127.0.0.1", labels={"app": "engine", "x": "y"}))
+        stub.gone_in_stream(stub.path("pods"))
+        stub.put("pods", pod("b", "127.0.0.1"))
+        tap.ok(wait_for(lambda: node.workers().get(worker_id("b"), {}).get("total_kv_blocks") == 1234), "another pod")
+        tap.same(len(engine.seen), 6, "whom nothing was asked again that is known")
+        engine.size, engine.model = 8, "else"
+        stub.put("pods", pod("a", "127.0.0.1", ready=False))
+        tap.ok(wait_for(lambda: a not in node.workers()), "gone")
+        stub.put("pods", pod("a", "127.0.0.1"))
+        tap.ok(wait_for(lambda: node.workers().get(a, {}).get("lifecycle") == "incomplete"),
+               "R13: an engine with another block size is never chosen", node.workers())
+        tap.ok("another block size" in node.log_text(), "and told")
+        tap.ok(node.metric("discovery_probe_unlike_total") == 1, "and counted")
+        engine.healthy = False
+        stub.put("pods", pod("c", "127.0.0.1"))
+        tap.ok(wait_for(lambda: node.metric("discovery_probe_failed_total") >= 1), "one that does not answer well")
+        tap.same(node.workers()[worker_id("c")]["total_kv_blocks"], None, "is what the settings say")
+    engine.shutdown()
+    engine.server_close()
+    stub.close()
+
+
 def churn():
     """A rolling restart of all pods while requests are picked: none goes to a pod that left Ready long ago."""
     many = int(os.environ.get("KVP_KUBE_PODS", "5000" if os.environ.get("KVP_LONG") else "300"))
@@ -636,7 +717,7 @@ def ticks(pid):
 
 
 TESTS = (start_and_mapping, pod_life, pool_life, not_before_all_is_known, loads_stay, flaps, events_start_anew,
-         convergence, api_away, rights, older_group, no_pool_yet, wrong_settings, replicas, churn)
+         convergence, api_away, rights, older_group, no_pool_yet, wrong_settings, replicas, sources, engines_are_asked, churn)
 chosen = sys.argv[1:]
 for test in TESTS:
     if chosen and test.__name__ not in chosen:

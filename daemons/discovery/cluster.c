@@ -75,11 +75,34 @@ static void shut(struct kvp_cluster *c)
 	kvp_gate_shut(g, KVP_GATE_WORKERS);
 }
 
+/* What an engine has told goes before what nobody has set; the block size is its own in any case, because
+ * blocks of another size never match. */
+static void take_answer(struct kvp_pod_rules *r, const struct kvp_probe_answer *a)
+{
+	if (a->block_size && a->block_size <= UINT32_MAX)
+		r->block_size = (uint32_t)a->block_size;
+	if (a->kv_blocks && r->total_kv_blocks == UINT64_MAX)
+		r->total_kv_blocks = a->kv_blocks;
+}
+
 static enum kvp_pod_why worker_of(
 	struct kvp_cluster *c, const char *name, struct kvp_kube_bytes pod, struct kvp_pod_worker *w)
 {
-	return kvp_pod_worker_of(&c->rules, &c->pool[0].pool, c->pool_cnt > 1 ? &c->pool[1].pool : NULL, name,
-		pod, &c->body, w);
+	const struct kvp_ipool *prefill = c->pool_cnt > 1 ? &c->pool[1].pool : NULL;
+	enum kvp_pod_why why =
+		kvp_pod_worker_of(&c->rules, &c->pool[0].pool, prefill, name, pod, &c->body, w);
+	if (!c->probes)
+		return why;
+	if (why != KVP_POD_IS_WORKER) {
+		kvp_probe_drop(c->probes, name);
+		return why;
+	}
+	const struct kvp_probe_answer *a = kvp_probe_get(c->probes, name, w->ip, w->port);
+	if (!a)
+		return why; /* registered as the settings say, until it is known better */
+	struct kvp_pod_rules told = c->rules;
+	take_answer(&told, a);
+	return kvp_pod_worker_of(&told, &c->pool[0].pool, prefill, name, pod, &c->body, w);
 }
 
 static void say_excluded(enum kvp_pod_why why, const char *name, const struct kvp_pod_worker *w)
@@ -158,12 +181,12 @@ static int digest_pod(void *ctx, int which, struct kvp_json_val obj, struct kvp_
 	return kvp_pod_digest(obj, out);
 }
 
-/* One pod came, changed or went. In the middle of a list nothing is done: its end makes a picture. */
-static void on_pod(void *ctx, const char *name, struct kvp_kube_bytes was, struct kvp_kube_bytes is)
+/* In the middle of a list nothing is done: its end makes a picture. */
+static void update_pod(struct kvp_cluster *c, const char *name, struct kvp_kube_bytes is)
 {
-	struct kvp_cluster *c = ctx;
 	struct kvp_pod_worker w = {.id = kvp_pod_id(name, strlen(name))};
-	(void)was;
+	if (c->probes && !is.p)
+		kvp_probe_drop(c->probes, name);
 	if (kvp_kube_is_listing(c->pods) || c->is_picture_due || !is_known(c) || !is_valid(c))
 		return;
 	enum kvp_pod_why why = is.p ? worker_of(c, name, is, &w) : KVP_POD_NOT_READY;
@@ -175,6 +198,39 @@ static void on_pod(void *ctx, const char *name, struct kvp_kube_bytes was, struc
 	struct kvp_catalog_want want = {w.id, c->body.buf, (uint32_t)c->body.len, w.role};
 	if (kvp_jw_done(&c->body) || kvp_catalog_put(c->cfg.catalog, &want))
 		c->is_picture_due = 1;
+}
+
+/* One pod came, changed or went. */
+static void on_pod(void *ctx, const char *name, struct kvp_kube_bytes was, struct kvp_kube_bytes is)
+{
+	(void)was;
+	update_pod(ctx, name, is);
+}
+
+/* An engine has told what it is. */
+static void on_answer(void *ctx, const char *name, const struct kvp_probe_answer *a)
+{
+	struct kvp_cluster *c = ctx;
+	int other_size = a->block_size && a->block_size != c->rules.block_size;
+	KVP_LOG_D("discovery.engine", "pod=%s block_size=%llu kv_blocks=%llu model=%d", name,
+		(unsigned long long)a->block_size, (unsigned long long)a->kv_blocks, (int)a->model);
+	if (other_size || a->model == KVP_PROBE_MODEL_OTHER) {
+		static struct kvp_log_limit limit;
+		uint64_t left = 0;
+		kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_PROBE_OTHER, 1);
+		if (kvp_log_limit_pass(&limit, kvp_clock_mono_ns(), LOG_EVERY_NS, &left))
+			KVP_LOG_W("discovery.engine",
+				"pod=%s block_size=%llu DYN_KV_CACHE_BLOCK_SIZE=%u DYN_MODEL_NAME=%s "
+				"reason=%s "
+				"suppressed=%llu",
+				name, (unsigned long long)a->block_size, c->rules.block_size, c->rules.model,
+				other_size ? "the engine has another block size"
+					   : "the engine serves other models",
+				(unsigned long long)left);
+	}
+	struct kvp_kube_bytes is = kvp_kube_find(c->pods, name);
+	if (is.p)
+		update_pod(c, name, is);
 }
 
 static void on_pods_synced(void *ctx)
@@ -319,7 +375,10 @@ int kvp_cluster_open(const struct kvp_cluster_cfg *cfg, struct kvp_cluster **out
 	c->config = cfg->boot->config;
 	kvp_jw_init(&c->body);
 	kvp_cluster_rules(c->config, &c->rules);
-	int rc = open_kube(c);
+	struct kvp_probe_cfg pc = {
+		.loop = cfg->loop, .model = c->config->model_name, .on_answer = on_answer, .ctx = c};
+	int rc = c->config->epp_probe_engines ? kvp_probes_open(&pc, &c->probes) : KVP_OK;
+	rc = rc ? rc : open_kube(c);
 	rc = rc ? rc : open_pods(c);
 	rc = rc ? rc : open_pool(c, c->config->pool_name);
 	if (!rc && c->config->prefill_pool_name[0])
@@ -339,6 +398,7 @@ void kvp_cluster_close(struct kvp_cluster *c)
 	if (!c)
 		return;
 	cluster_peers_close(c);
+	kvp_probes_close(c->probes);
 	kvp_kube_reflector_close(c->pods);
 	for (uint32_t i = 0; i < c->pool_cnt; i++)
 		kvp_kube_reflector_close(c->pool[i].ref);
@@ -410,6 +470,14 @@ void kvp_cluster_tend(struct kvp_cluster *c, uint64_t now_ns)
 		kvp_gate_open(g, KVP_GATE_WORKERS);
 		KVP_LOG_I("discovery.ready", "pods=%u workers=%u schedulable=%u", kvp_kube_count(c->pods),
 			st.wanted, st.schedulable);
+	}
+	if (c->probes) {
+		struct kvp_probe_stat st;
+		kvp_probes_tend(c->probes, now_ns);
+		kvp_probes_stat(c->probes, &st);
+		kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_PROBE_ANSWERED, st.answered - c->probed.answered);
+		kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_PROBE_FAILED, st.failed - c->probed.failed);
+		c->probed = st;
 	}
 	compare(c, now_ns);
 	count(c);

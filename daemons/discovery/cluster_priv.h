@@ -4,6 +4,7 @@
 
 #include "daemons/common/config.h"
 #include "daemons/discovery/cluster.h"
+#include "daemons/discovery/probe.h"
 #include "shm/region.h"
 
 #define CLUSTER_COMPARE_NS 5000000000ull /* between looks at the whole catalogue */
@@ -38,6 +39,8 @@ struct kvp_cluster {
 	uint32_t pool_cnt;
 	struct kvp_kube_reflector *pods;
 	struct cluster_peers peers;
+	struct kvp_probes *probes; /* NULL: engines are not asked */
+	struct kvp_probe_stat probed;
 	struct kvp_jw body;
 	uint32_t why[KVP_POD_WHY_CNT]; /* pods that are no workers, of the last picture of all */
 	int is_picture_due, opened_once;

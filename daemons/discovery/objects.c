@@ -475,6 +475,8 @@ enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct k
 		return why;
 	if (!find_ranks(r, pool, &p, &k))
 		return KVP_POD_PORT_OFF;
+	out->ip = p.ip;
+	out->port = (uint16_t)k.port;
 	put_worker(w, r, &p, &k, out);
 	return KVP_POD_IS_WORKER;
 }

@@ -95,6 +95,8 @@ struct kvp_pod_worker {
 	uint64_t id;
 	enum kvp_part_role role;
 	char why_text[96]; /* of the role label, as it is written */
+	const char *ip;	   /* in the pod's bytes */
+	uint16_t port;	   /* of its first rank */
 };
 
 /* kvp_pod_worker_of makes the WorkerRequest of a pod.
