@@ -5,35 +5,19 @@ import copy
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from node import BUILD, Tap, skip
-
-try:
-    import yaml
-except ImportError:
-    SYSTEM = "/usr/bin/python3"
-    if os.path.realpath(sys.executable) == os.path.realpath(SYSTEM) or subprocess.run(
-            [SYSTEM, "-c", "import yaml"], capture_output=True, check=False).returncode:
-        skip("python3-yaml is not installed")
-    os.execv(SYSTEM, [SYSTEM, *sys.argv])
 from kube_schema import object_faults
+from manifests import ROOT, WORKLOADS, containers, names, of_kind, pod, ports, read, render, renderer, settings_of, yaml
+from node import BUILD, Tap
 
-ROOT = "deploy/kubernetes"
-WORKLOADS = ("Deployment", "DaemonSet")
 # What discovery asks the API server for, and with replicas besides.
 RULES = {("", "pods"): {"list", "watch"}, ("inference.networking.k8s.io", "inferencepools"): {"list", "watch"},
          ("inference.networking.x-k8s.io", "inferencepools"): {"list", "watch"}}
 PEER_RULES = {("", "services"): {"get"}, ("discovery.k8s.io", "endpointslices"): {"list", "watch"}}
 tap = Tap()
-
-
-def read(path):
-    with open(path, encoding="utf-8") as f:
-        return f.read()
 
 
 def directories():
@@ -46,60 +30,8 @@ def directories():
     return whole, parts
 
 
-def renderer():
-    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
-    if not kubectl:
-        skip("kubectl is not installed")
-    said = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, check=False).stdout
-    # Components and labels came with the kustomize of kubectl 1.25; Debian's is 1.20.
-    found = re.search(r"Kustomize Version: v(\d+)\.", said)
-    if not found or int(found.group(1)) < 5:
-        skip("kubectl is too old: it does not render components (1.25 and newer do)")
-    return kubectl
-
-
-def render(kubectl, path):
-    done = subprocess.run([kubectl, "kustomize", path], capture_output=True, text=True, timeout=60, check=False)
-    tap.ok(done.returncode == 0 and not done.stderr, f"{path} renders", done.stderr)
-    return [o for o in yaml.safe_load_all(done.stdout) if o]
-
-
-def of_kind(objects, *kinds):
-    return [o for o in objects if o["kind"] in kinds]
-
-
-def names(objects, kind):
-    return {o["metadata"]["name"] for o in of_kind(objects, kind)}
-
-
-def pod(workload):
-    return workload["spec"]["template"]["spec"]
-
-
-def containers(workload):
-    return pod(workload).get("initContainers", []) + pod(workload)["containers"]
-
-
-def ports(workload):
-    """{name: number} of the ports of a workload's containers."""
-    return {p["name"]: p["containerPort"] for c in containers(workload) for p in c.get("ports", [])}
-
-
 def selected(labels, workloads):
     return [w for w in workloads if labels.items() <= w["spec"]["template"]["metadata"]["labels"].items()]
-
-
-def settings_of(objects, workload):
-    """The environment of kvpick's container, with values for what the platform fills in."""
-    env = {}
-    main = next(c for c in containers(workload) if c["name"] == "kvpick")
-    for source in main.get("envFrom", []):
-        for o in of_kind(objects, "ConfigMap"):
-            if o["metadata"]["name"] == source["configMapRef"]["name"]:
-                env.update(o["data"])
-    for e in main.get("env", []):
-        env[e["name"]] = e.get("value", {"POD_IP": "10.1.2.3"}.get(e["name"], "llm"))
-    return env
 
 
 def references(objects, everywhere):
@@ -352,7 +284,10 @@ def check_validator(objects):
 def main():
     kubectl = renderer()
     whole, parts = directories()
-    rendered = {path: render(kubectl, path) for path in whole}
+    rendered = {}
+    for path in whole:
+        rendered[path], wrong = render(kubectl, path)
+        tap.ok(not wrong, f"{path} renders", wrong)
     everywhere = [w for objects in rendered.values() for w in of_kind(objects, *WORKLOADS)]
     table = subprocess.run([f"{BUILD}/kvpick", "help", "settings"], capture_output=True, text=True, check=True).stdout
     known = set(re.findall(r"^\| `([A-Z0-9_]+)`", table, re.M))

@@ -14,7 +14,8 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from node import BUILD, SLOW, Tap, skip
+from node import BUILD, SLOW, Tap
+from spaces import enter
 
 SECTION = "## In front of vLLM in five minutes\n"
 NODE_LOCAL = "deploy/kubernetes/overlays/node-local"
@@ -35,21 +36,6 @@ def commands():
             if command.startswith(("build/release/", "curl ", "build/envoy/bin/envoy ")):
                 out.append(command)
     return out
-
-
-def enter():
-    """Starts this program again in name spaces of its own: network, and a /run that nobody else has."""
-    if os.environ.get("KVP_QUICKSTART") == "inside":
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        return
-    if os.geteuid() or not shutil.which("unshare") or not shutil.which("ip"):
-        skip("network name spaces need root, unshare and ip")
-    inside = 'mount -t tmpfs none /run && exec "$@"'
-    probe = ["unshare", "-n", "-m", "sh", "-c", inside, "sh", "ip", "link", "set", "lo", "up"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
-        skip("no name spaces can be made here")
-    os.environ["KVP_QUICKSTART"] = "inside"
-    os.execvp("unshare", ["unshare", "-n", "-m", "sh", "-c", inside, "sh", sys.executable, os.path.abspath(__file__)])
 
 
 def find_envoy():
