@@ -252,6 +252,7 @@ def members():
         tap.same(replica.counter(node, "peer_mesh_peers"), 0, "nobody is listened to")
         replica.linked(node, peer)
         tap.ok(wait_for(lambda: replica.counter(node, "peer_mesh_peers") == 1), "a registered peer is")
+        tap.ok(peer.at in node.ctl("peers")[1], "kvpickctl shows it")
         peer.event(data=replica.add([1], 4), rid="a")
         tap.ok(wait_for(lambda: replica.loads(node)[1, 0] == (1, 1, 4)), "its events count")
         tap.same(node.call("POST", "/replica_sync/deregister_peer", {"endpoint": peer.at})[0], 200, "it is removed")

@@ -66,6 +66,7 @@ void ctl_time(uint64_t real_ns, char buf[32]);
 /* Verbs: the exit code. */
 int ctl_slots(struct ctl *c);
 int ctl_errors(struct ctl *c);
+int ctl_peers(struct ctl *c);
 int ctl_gen(struct ctl *c);
 int ctl_radix(struct ctl *c);
 int ctl_workers(struct ctl *c);

@@ -15,6 +15,7 @@ static const struct {
 	{"resv", ctl_resv, "live bookings; --model M, --group G, --limit N"},
 	{"radix", ctl_radix, "size of the prefix index (--stats is the only form)"},
 	{"slots", ctl_slots, "processes of the node; --limit N"},
+	{"peers", ctl_peers, "replicas that are listened to"},
 	{"errors", ctl_errors, "distinct errors with counts; --limit N"},
 	{"check", ctl_check, "every invariant of the shared memory; exit 0 = none broken, 1 = some"},
 	{"gen", ctl_gen, "generation, build and creation of the region, layout of its objects"},
@@ -32,8 +33,8 @@ static void usage(FILE *f)
 	      "-t MS: wait at most that long for a region (1000).\n\n"
 	      "--json prints one object: a member named like the table (workers, reservations, radix, "
 	      "slots,\n"
-	      "errors, check) with an array of one object a row, whose members are the columns of the text "
-	      "form.\n"
+	      "peers, errors, check) with an array of one object a row, whose members are the columns of the "
+	      "text form.\n"
 	      "gen: objects, and generation, build_id, created, boot_id, bytes, supervisor beside it. top: "
 	      "one\n"
 	      "object a turn and line, with latencies, ranks and counters. Numbers are exact integers up to\n"

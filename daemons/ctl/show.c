@@ -75,6 +75,21 @@ int ctl_errors(struct ctl *c)
 	return ctl_tab_end(&t);
 }
 
+static void peer_row(void *ctx, const char *text, uint32_t len)
+{
+	ctl_tab_strn(ctx, text, len);
+}
+
+int ctl_peers(struct ctl *c)
+{
+	static const char *const col[] = {"endpoint"};
+	struct ctl_tab t;
+	ctl_tab_begin(&t, c, "peers", 1, col);
+	if (kvp_peers_list(&c->region->peers, peer_row, &t))
+		t.failed = 1;
+	return ctl_tab_end(&t);
+}
+
 int ctl_gen(struct ctl *c)
 {
 	static const char *const col[] = {"object", "offset", "bytes", "layout", "layout_hash", "complete"};

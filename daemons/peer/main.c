@@ -178,27 +178,43 @@ static int open_signals(struct kvp_peer *p)
 	return kvp_loop_watch_fd(p->loop, &p->signals, p->signal_fd, on_signal, p);
 }
 
-static int open_mesh(struct kvp_peer *p, enum kvp_part_role role, uint16_t port, struct kvp_peers *peers)
+static int open_mesh(struct kvp_peer *p, enum kvp_part_role role, uint64_t port, uint64_t peer_port)
 {
 	struct kvp_peer_mesh *m = &p->mesh[p->mesh_cnt];
 	uint32_t affinity = p->boot.region->affinity.max ? 1u << KVP_REPLICA_AFFINITY : 0;
 	struct kvp_zmq_mesh_cfg cfg = {.zmq = p->zmq,
-		.port = port,
+		.port = (uint16_t)port,
 		.topics = 1u << KVP_REPLICA_LIFECYCLE | affinity,
 		.payload_max = p->dec.payload_max,
 		.ctx = m,
 		.on_message = on_message};
 	if (!port)
 		return KVP_OK;
-	*m = (struct kvp_peer_mesh){.peer = p, .role = role, .peers = peers, .seen = UINT64_MAX};
+	*m = (struct kvp_peer_mesh){.peer = p,
+		.role = role,
+		.peers = &p->boot.region->peers,
+		.peer_port = (uint16_t)peer_port,
+		.seen = UINT64_MAX};
 	int rc = kvp_zmq_mesh_open(&cfg, &m->zmq);
 	if (rc) {
-		KVP_LOG_E("peer.listen", "port=%u error=%s errno=%s", port, kvp_strerror(rc),
+		KVP_LOG_E("peer.listen", "port=%u error=%s errno=%s", cfg.port, kvp_strerror(rc),
 			strerror(errno));
 		return rc;
 	}
 	p->mesh_cnt++;
 	return kvp_zmq_mesh_watch(m->zmq, p->loop);
+}
+
+/* Roles never meet in one mesh: a prefill and a decode booking of one request have the same name. */
+static int open_meshes(struct kvp_peer *p)
+{
+	const struct kvp_config *c = p->boot.config;
+	int is_split = c->eff.sync_port && c->eff.epp_on && c->eff.disaggregated;
+	uint64_t prefill = is_split ? c->replica_sync_port_prefill : 0;
+	uint64_t decode = is_split ? c->replica_sync_port_decode : 0;
+	int rc = open_mesh(p, KVP_PART_AGGREGATED, c->eff.sync_port, 0);
+	rc = rc ? rc : open_mesh(p, KVP_PART_PREFILL, prefill, prefill);
+	return rc ? rc : open_mesh(p, KVP_PART_DECODE, decode, decode);
 }
 
 /* The index is recovered, or there is nothing to recover: the peers' load is listened to from now on. */
@@ -231,7 +247,7 @@ static int open_all(struct kvp_peer *p)
 	kvp_sync_open(&p->sync, r, p->boot.owner, p->boot.ctr, p->router_id,
 		r->affinity.max ? &p->bindings : NULL);
 	kvp_loop_before_sleep(p->loop, turn, p);
-	rc = open_mesh(p, KVP_PART_AGGREGATED, p->boot.config->eff.sync_port, &r->peers);
+	rc = open_meshes(p);
 	rc = rc ? rc : kvp_dump_port_open(&p->boot, p->loop, &p->dump_port);
 	return rc ? rc : kvp_recovery_open(&p->boot, p->loop, on_recovered, p, &p->recovery);
 }
@@ -251,6 +267,14 @@ static void close_all(struct kvp_peer *p)
 	kvp_replica_dec_close(&p->dec);
 }
 
+/* A port that somebody has ends the node at its start. Later it is the port of the process before this one:
+ * the kernel may close the sockets of a killed process some time after its end. */
+static int exit_code(const struct kvp_peer *p, int e)
+{
+	int is_first = kvp_ld_rlx_u64(&p->boot.ctr->val[KVP_CTR_PROC_STARTED]) <= 1;
+	return is_first && (e == EADDRINUSE || e == EADDRNOTAVAIL) ? KVP_EXIT_CONFIG : KVP_EXIT_AGAIN;
+}
+
 int main(int argc, char **argv)
 {
 	static struct kvp_peer p;
@@ -260,8 +284,9 @@ int main(int argc, char **argv)
 	kvp_config_log_setup(p.boot.config, "peer", (int)p.boot.instance);
 	rc = open_all(&p);
 	if (rc) {
-		KVP_LOG_E("peer.start", "error=%s errno=%s", kvp_strerror(rc), strerror(errno));
-		return errno == EADDRINUSE || errno == EADDRNOTAVAIL ? KVP_EXIT_CONFIG : KVP_EXIT_AGAIN;
+		int e = errno;
+		KVP_LOG_E("peer.start", "error=%s errno=%s", kvp_strerror(rc), strerror(e));
+		return exit_code(&p, e);
 	}
 	on_beat(&p, &p.beat);
 	kvp_boot_control(&p.boot, KVP_CTL_RUN);

@@ -39,6 +39,7 @@ struct kvp_peer_mesh {
 	enum kvp_part_role role;
 	struct kvp_zmq_mesh *zmq;
 	struct kvp_peers *peers; /* the table it follows */
+	uint16_t peer_port;	 /* the role's port at every replica; 0 = as the table says */
 	uint64_t seen;		 /* its version that was followed last */
 	struct kvp_zmq_mesh_stat counted;
 };
