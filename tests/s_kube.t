@@ -508,6 +508,8 @@ def wrong_settings():
     stub, node = cluster()
     cases = [({}, "KUBECONFIG", "no API server"), ({"KUBECONFIG": "/no/such/file"}, "No such file", "no such kubeconfig"),
              ({"KUBERNETES_SERVICE_HOST": "127.0.0.1"}, "service account", "no service account"),
+             ({"KUBECONFIG": "x", "POD_NAMESPACE": "ns/../x"}, "POD_NAMESPACE", "a namespace that is no name"),
+             ({"KUBECONFIG": "x", "DYN_EPP_INFERENCE_POOL_NAME": "p&x"}, "DYN_EPP_INFERENCE_POOL_NAME", "nor a pool"),
              ({"DYN_KUBE_DISCOVERY_MODE": "container", "KUBECONFIG": "x"}, "DYN_KUBE_DISCOVERY_MODE", "7.3: container"),
              ({"DYN_EPP_PEER_SERVICE": "epp", "KUBECONFIG": "x"}, "POD_IP", "8.1: a peer service without POD_IP")]
     for more, text, name in cases:

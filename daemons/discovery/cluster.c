@@ -162,7 +162,7 @@ static void make_picture(struct kvp_cluster *c)
 	int rc = p.want ? p.rc : KVP_ERR_SYS;
 	rc = rc ? rc : kvp_catalog_set(c->cfg.catalog, p.want, p.cnt, &twice);
 	if (rc) {
-		kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_DISC_BAD, 1);
+		kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_DISC_PICTURE_BAD, 1);
 		KVP_LOG_E("discovery.picture", "error=%s worker=%llu effect=%s", kvp_strerror(rc),
 			(unsigned long long)twice, "the picture of before stays");
 		c->is_picture_due = rc == KVP_ERR_SYS;
@@ -306,6 +306,24 @@ static void on_trouble(void *ctx, enum kvp_kube_trouble t, const char *path, con
 		kvp_kube_trouble_name(t), path, text, hint, (unsigned long long)left);
 }
 
+/* Names go into addresses as they are: nothing but what names of objects are made of. */
+static int check_name(enum kvp_config_id setting, const char *name)
+{
+	if (strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") == strlen(name) && name[0] != '.')
+		return KVP_OK;
+	KVP_LOG_E("discovery.settings", "setting=%s value=%s reason=%s", kvp_config_name(setting), name,
+		"not the name of an object of Kubernetes");
+	return KVP_ERR_INVAL;
+}
+
+static int check_names(const struct kvp_config *cfg)
+{
+	int rc = check_name(KVP_CFG_pod_namespace, cfg->pod_namespace);
+	rc = rc ? rc : check_name(KVP_CFG_pool_name, cfg->pool_name);
+	rc = rc ? rc : check_name(KVP_CFG_prefill_pool_name, cfg->prefill_pool_name);
+	return rc ? rc : check_name(KVP_CFG_epp_peer_service, cfg->epp_peer_service);
+}
+
 static int open_pool(struct kvp_cluster *c, const char *name)
 {
 	char path[2][CLUSTER_NAME_MAX], query[CLUSTER_NAME_MAX];
@@ -378,6 +396,7 @@ int kvp_cluster_open(const struct kvp_cluster_cfg *cfg, struct kvp_cluster **out
 	struct kvp_probe_cfg pc = {
 		.loop = cfg->loop, .model = c->config->model_name, .on_answer = on_answer, .ctx = c};
 	int rc = c->config->epp_probe_engines ? kvp_probes_open(&pc, &c->probes) : KVP_OK;
+	rc = rc ? rc : check_names(c->config);
 	rc = rc ? rc : open_kube(c);
 	rc = rc ? rc : open_pods(c);
 	rc = rc ? rc : open_pool(c, c->config->pool_name);

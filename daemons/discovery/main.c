@@ -122,7 +122,10 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 {
 	struct discovery *d = ctx;
 	uint64_t now_ns = kvp_loop_now_ns(d->loop);
+	struct kvp_loop_stat st;
 	kvp_slot_beat(d->boot.slots, d->boot.slot, now_ns / 1000000);
+	kvp_loop_stat_take(d->loop, &st);
+	kvp_ctr_max(d->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
 	if (!d->cluster && kvp_workers_watch_poll(&d->file, now_ns))
 		(void)read_file(d);
 	tend(d);
