@@ -304,6 +304,37 @@ def killed(src):
     peer.shutdown()
 
 
+def loads_of(port):
+    return {(r["worker_id"], r["dp_rank"]): (r["potential_prefill_tokens"], r["potential_decode_blocks"])
+            for part in call(port, "GET", "/loads")[1] for r in part["loads"]
+            if r["potential_prefill_tokens"] or r["potential_decode_blocks"]}
+
+
+def warm_up(src):
+    """KVPICK_RECOVER_LOADS: a newcomer assumes the loads that its peer knows."""
+    for i in range(6):
+        src.node.call("POST", "/select_and_reserve", {"selection_id": f"w{i}", "token_ids": tokens(500 + i, 20)})
+    want = loads_of(src.node.port)
+    with joiner(src.at(), KVPICK_RECOVER_LOADS="true") as node:
+        src.register(node)
+        tap.same(ended(node), "recovered", "recovered, loads are asked for")
+        wait_for(lambda: set(loads_of(node.port)) == set(want))
+        got = loads_of(node.port)
+        near = all(got.get(k, (0, 0))[i] <= v[i] and got.get(k, (0, 0))[i] >= v[i] * 0.7
+                   for k, v in want.items() for i in (0, 1))
+        tap.ok(near and set(got) == set(want), "the newcomer bears about the loads that its peer told", (got, want))
+        tap.same(loads_of(node.dump_port), loads_of(node.port), "and tells them on its dump port")
+        tap.ok(log_has(node, "recovery.loads"), "the log says so")
+        tap.same(loads_of(src.node.port), want, "its peer does not hear of them")
+        tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
+    with joiner(src.at()) as node:
+        src.register(node)
+        ended(node)
+        tap.same((loads_of(node.port), call(node.dump_port, "GET", "/loads")[0]), ({}, 404), "not without the setting")
+    for i in range(6):
+        src.node.call("DELETE", f"/reservations/w{i}")
+
+
 def lost_index(src):
     """A tree that fails its check is emptied; a node with a peer gets it back while it serves."""
     with joiner(src.at()) as node:
@@ -429,6 +460,7 @@ round_trip(src)
 gate(src)
 hostile(src)
 killed(src)
+warm_up(src)
 lost_index(src)
 vectors()
 src.close()

@@ -34,7 +34,7 @@ static struct world {
 	uint64_t last[KVP_PART_ROLE_CNT]; /* last external hash of a chain */
 	char key[64];
 	/* the node */
-	uint32_t done;
+	uint32_t done, fetched;
 } w;
 
 /* -- peers -- */
@@ -176,6 +176,12 @@ static void indexer(void)
 	}
 }
 
+static void on_fetched(void *ctx, const struct kvp_http_url *from, const char *host)
+{
+	(void)ctx;
+	w.fetched += strcmp(host, "127.0.0.1") == 0 && from->port == kvp_http_server_port(server) && !w.done;
+}
+
 static void on_finished(void *ctx)
 {
 	(void)ctx;
@@ -243,7 +249,8 @@ static void node_open(const char *peers)
 
 static void begin_recovery(void)
 {
-	if (kvp_recovery_open(&boot, loop, on_finished, NULL, &rec))
+	struct kvp_recovery_hooks hooks = {on_finished, on_fetched, NULL};
+	if (kvp_recovery_open(&boot, loop, &hooks, &rec))
 		exit(1);
 }
 
@@ -279,13 +286,14 @@ static void found_peers(void)
 	ok(kvp_clock_mono_ns() - before < KVP_DRIVE_WAIT_MIN_NS, "before the pause is over");
 	ok(w.blocks == 2 && !w.bad && strcmp(w.key, "m:g") == 0, "its blocks are handed over");
 	turns(20);
-	ok(w.done == 1 && w.ends == 1, "once");
+	ok(w.done == 1 && w.ends == 1 && w.fetched == 1, "once");
 	stop();
 	node_open("");
 	kvp_gate_open(&region.gates, KVP_GATE_PEERS);
 	begin_recovery();
 	UNTIL(w.done);
-	ok(w.end_state == KVP_RECOV_EMPTY && !w.end_number && !w.asked_cnt, "no peer: begins empty");
+	ok(w.end_state == KVP_RECOV_EMPTY && !w.end_number && !w.asked_cnt && !w.fetched,
+		"no peer: begins empty");
 	stop();
 	node_open("");
 	kvp_gate_open(&region.gates, KVP_GATE_PEERS);

@@ -8,9 +8,11 @@
 #include "daemons/common/config.h"
 #include "daemons/common/dump_serve.h"
 #include "daemons/common/log.h"
+#include "daemons/peer/warm_fetch.h"
 
 struct kvp_dump_port {
 	struct kvp_http_server *http;
+	const struct kvp_boot *boot;
 	struct kvp_dumps dumps;
 };
 
@@ -20,16 +22,36 @@ static void refuse(void *ctx, struct kvp_http_req *r, int status, const char *te
 	kvp_http_reply(r, status, "text/plain; charset=utf-8", text, strlen(text));
 }
 
+static int path_is(const struct kvp_http_req *r, const char *path)
+{
+	return r->path_len == strlen(path) && memcmp(r->path, path, r->path_len) == 0;
+}
+
+static void loads(struct kvp_dump_port *p, struct kvp_http_req *r)
+{
+	struct kvp_jw w;
+	kvp_jw_init(&w);
+	kvp_loads_write(p->boot->region, &w);
+	if (kvp_jw_done(&w))
+		refuse(p, r, 503, "out of memory");
+	else
+		kvp_http_reply(r, 200, "application/json", w.buf, w.len);
+	kvp_jw_free(&w);
+}
+
 static void on_request(void *ctx, struct kvp_http_req *r)
 {
 	struct kvp_dump_port *p = ctx;
 	enum kvp_part_role role;
 	uint64_t max_bytes = 0;
-	if (r->path_len != 5 || memcmp(r->path, "/dump", 5) != 0)
+	int is_loads = p->boot->config->recover_loads && path_is(r, "/loads");
+	if (!is_loads && !path_is(r, "/dump"))
 		refuse(p, r, 404, "this port serves GET /dump only");
 	else if (r->method != KVP_HTTP_GET)
 		kvp_http_reply_extra(
 			r, 405, "text/plain; charset=utf-8", "Allow: GET, HEAD\r\n", "GET only", 8);
+	else if (is_loads)
+		loads(p, r);
 	else if (kvp_dumps_query(&p->dumps, r, &role, &max_bytes) == 0)
 		kvp_dumps_begin(&p->dumps, r, role, max_bytes);
 }
@@ -50,6 +72,7 @@ int kvp_dump_port_open(struct kvp_boot *boot, struct kvp_loop *loop, struct kvp_
 	struct kvp_dump_port *p = calloc(1, sizeof(*p));
 	if (!p)
 		return KVP_ERR_SYS;
+	p->boot = boot;
 	p->dumps = (struct kvp_dumps){.region = boot->region,
 		.owner = boot->owner,
 		.ctr = boot->ctr,

@@ -1,8 +1,9 @@
-/* daemons/peer/dump_port.h — GET /dump for other replicas, on a port of its own, and nothing else.
+/* daemons/peer/dump_port.h — GET /dump for other replicas, on a port of its own.
  *
  * Shape      an HTTP server on the daemon's loop and the dumps under way (daemons/common/dump_serve.h).
  * Truth      the index, page by page.
  * Writers    the loop's thread.
+ * Loads      with KVPICK_RECOVER_LOADS also GET /loads, which newcomers ask for.
  * Answers    200, application/json, the role in x-kvpick-dump-role; 400 bad max_bytes or role; 404, 405
  *            anything else than GET /dump; 413 longer than max_bytes; 500 the dump failed; 503 not recovered
  *            yet. Errors are plain text. A dump that fails in the middle ends the connection.

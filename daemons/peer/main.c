@@ -223,6 +223,12 @@ static void on_recovered(void *ctx)
 	kvp_peer_listen(ctx);
 }
 
+static void on_fetched(void *ctx, const struct kvp_http_url *from, const char *host)
+{
+	struct kvp_peer *p = ctx;
+	kvp_warm_fetch_ask(p->warm, from, host);
+}
+
 static int open_all(struct kvp_peer *p)
 {
 	struct kvp_region *r = p->boot.region;
@@ -249,7 +255,9 @@ static int open_all(struct kvp_peer *p)
 	kvp_loop_before_sleep(p->loop, turn, p);
 	rc = open_meshes(p);
 	rc = rc ? rc : kvp_dump_port_open(&p->boot, p->loop, &p->dump_port);
-	return rc ? rc : kvp_recovery_open(&p->boot, p->loop, on_recovered, p, &p->recovery);
+	struct kvp_recovery_hooks hooks = {on_recovered, on_fetched, p};
+	rc = rc ? rc : kvp_warm_fetch_open(&p->boot, p->loop, &p->mirror, &p->warm);
+	return rc ? rc : kvp_recovery_open(&p->boot, p->loop, &hooks, &p->recovery);
 }
 
 static void close_all(struct kvp_peer *p)
@@ -257,6 +265,7 @@ static void close_all(struct kvp_peer *p)
 	for (uint32_t i = 0; i < p->mesh_cnt; i++)
 		kvp_zmq_mesh_close(p->mesh[i].zmq);
 	kvp_recovery_close(p->recovery);
+	kvp_warm_fetch_close(p->warm);
 	kvp_dump_port_close(p->dump_port);
 	kvp_loop_close(p->loop);
 	if (p->zmq)

@@ -18,6 +18,7 @@
 #include "daemons/common/log.h"
 #include "daemons/peer/dump_port.h"
 #include "daemons/peer/recovery.h"
+#include "daemons/peer/warm_fetch.h"
 #include <kvpick/clock.h>
 #include "daemons/peer/bindings.h"
 #include "daemons/peer/mirror.h"
@@ -60,6 +61,7 @@ struct kvp_peer {
 	uint32_t left;		   /* events that this turn may still apply */
 	struct kvp_dump_port *dump_port; /* NULL: none is set */
 	struct kvp_recovery *recovery;
+	struct kvp_warm_fetch *warm; /* NULL: loads are not asked for */
 	struct kvp_watch wake, signals;
 	struct kvp_timer beat, end, again; /* again: a record that is being written */
 	uint64_t lost_seen;		   /* events lost for a full ring, as told last */

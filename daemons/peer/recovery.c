@@ -17,7 +17,6 @@
 #include "daemons/peer/recovery_drive.h"
 #include "daemons/peer/recovery_put.h"
 #include "ipc/http_client.h"
-#include "ipc/http_url.h"
 #include "ipc/resolve.h"
 #include "shm/region.h"
 
@@ -43,8 +42,7 @@ struct kvp_recovery {
 	struct kvp_boot *boot;
 	struct kvp_loop *loop;
 	struct kvp_timer tick;
-	void (*done)(void *ctx);
-	void *ctx;
+	struct kvp_recovery_hooks hooks;
 	struct kvp_drive drive;
 	uint64_t seen_sources; /* version of the table of sources */
 	enum at at;
@@ -52,6 +50,7 @@ struct kvp_recovery {
 	/* attempt */
 	char url[KVP_DRIVE_URL_MAX];
 	struct kvp_http_url to;
+	char host[KVP_RESOLVE_TEXT]; /* its address */
 	struct kvp_resolve *name;
 	uint64_t number, begun_ns, deadline_ns, since_ns, settle_ns, look_ns;
 	uint32_t settled; /* times in a row that all listeners were connected */
@@ -131,11 +130,16 @@ __attribute__((format(printf, 2, 3))) static void fail(struct kvp_recovery *r, c
 static void rest(struct kvp_recovery *r)
 {
 	attempt_drop(r);
-	if (r->drive.state == KVP_DRIVE_TRYING)
+	if (r->drive.state == KVP_DRIVE_TRYING) {
+		int is_from_it =
+			r->at >= AT_END && kvp_recov_state(&r->boot->region->recov) == KVP_RECOV_RECOVERED;
 		kvp_drive_result(&r->drive, KVP_DRIVE_SUCCEEDED);
+		if (is_from_it && r->hooks.fetched)
+			r->hooks.fetched(r->hooks.ctx, &r->to, r->host);
+	}
 	r->at = AT_REST;
 	kvp_timer_cancel(r->loop, &r->tick);
-	r->done(r->ctx);
+	r->hooks.done(r->hooks.ctx);
 }
 
 static void begin(struct kvp_recovery *r);
@@ -273,6 +277,7 @@ static void fetch(struct kvp_recovery *r, const char *host)
 	if (r->role != KVP_PART_AGGREGATED)
 		snprintf(path + strlen(path), sizeof(path) - strlen(path), "%s", role_name[r->role]);
 	exchange_drop(r);
+	snprintf(r->host, sizeof(r->host), "%s", host);
 	r->read = kvp_dread_new(&dc);
 	struct kvp_http_call_cfg c = {.host = host,
 		.port = r->to.port,
@@ -642,14 +647,14 @@ static void tick_at(struct kvp_recovery *r, uint64_t ns)
 	kvp_timer_set(r->loop, &r->tick, ns, on_tick, r);
 }
 
-int kvp_recovery_open(struct kvp_boot *boot, struct kvp_loop *loop, void (*done)(void *ctx), void *ctx,
+int kvp_recovery_open(struct kvp_boot *boot, struct kvp_loop *loop, const struct kvp_recovery_hooks *hooks,
 	struct kvp_recovery **out)
 {
 	struct kvp_recovery *r = calloc(1, sizeof(*r));
 	struct kvp_http_client_cfg hc = {.conn_max = 2, .idle_max = 1};
 	if (!r)
 		return KVP_ERR_SYS;
-	*r = (struct kvp_recovery){.boot = boot, .loop = loop, .done = done, .ctx = ctx};
+	*r = (struct kvp_recovery){.boot = boot, .loop = loop, .hooks = *hooks};
 	kvp_put_init(&r->put, &boot->region->cmd, boot->owner);
 	int rc = kvp_http_client_open(loop, &hc, &r->http);
 	rc = rc ? rc : start(r);

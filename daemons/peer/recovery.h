@@ -19,6 +19,7 @@
 #define KVP_PEER_RECOVERY_H
 
 #include "daemons/common/boot.h"
+#include "ipc/http_url.h"
 #include "ipc/loop.h"
 
 #define KVP_RECOVERY_SETTLE_NS 1000000000ull
@@ -26,11 +27,18 @@
 
 struct kvp_recovery;
 
+/* What the daemon does about it, from the loop. done: there is nothing to recover (any more), the gate is
+ * open and the peers may be listened to; it comes again if the index was lost and recovered once more.
+ * fetched (may be NULL): the index came from this peer, host as kvp_http_call takes it; before done. */
+struct kvp_recovery_hooks {
+	void (*done)(void *ctx);
+	void (*fetched)(void *ctx, const struct kvp_http_url *from, const char *host);
+	void *ctx;
+};
+
 /* kvp_recovery_open: from config's indexer_peers, or else from the region's table of sources once discovery
- * has listed them completely. Nothing happens if the gate is open. done(ctx) is called from the loop when
- * there is nothing to recover (any more): the gate is open, and the peers may be listened to. It is called
- * again if the index was lost and recovered once more. KVP_ERR_SYS. */
-int kvp_recovery_open(struct kvp_boot *boot, struct kvp_loop *loop, void (*done)(void *ctx), void *ctx,
+ * has listed them completely. Nothing is asked if the gate is open. KVP_ERR_SYS. */
+int kvp_recovery_open(struct kvp_boot *boot, struct kvp_loop *loop, const struct kvp_recovery_hooks *hooks,
 	struct kvp_recovery **out);
 void kvp_recovery_close(struct kvp_recovery *r); /* NULL is fine */
 
