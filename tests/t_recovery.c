@@ -27,8 +27,9 @@ static struct world {
 	uint32_t asked_cnt;
 	struct kvp_http_req *held;
 	/* the indexer */
-	int is_deaf;	/* answers nothing */
-	int put_status; /* one answer to a put instead of KVP_OK */
+	int is_deaf;	 /* answers nothing */
+	int loses_index; /* 1: is emptied right after the end */
+	int put_status;	 /* one answer to a put instead of KVP_OK */
 	uint32_t begins, puts, recs, ends, role_recs[KVP_PART_ROLE_CNT];
 	uint64_t number, end_number, end_state, end_peers, blocks, bad, waiting_max;
 	uint64_t last[KVP_PART_ROLE_CNT]; /* last external hash of a chain */
@@ -171,6 +172,8 @@ static void indexer(void)
 			w.end_state = c->arg[1];
 			w.end_peers = c->arg[2];
 			kvp_recov_end(&region.recov, (enum kvp_recov_state)c->arg[1], 9);
+			if (w.loses_index && w.loses_index--)
+				kvp_recov_refill(&region.recov, 10);
 		}
 		kvp_cmd_reply(&region.cmd, c, status, len);
 	}
@@ -362,6 +365,21 @@ static void indexer_restarts(void)
 	stop();
 }
 
+static void index_lost(void)
+{
+	node_open("");
+	snprintf(config.indexer_peers, sizeof(config.indexer_peers), "%s", at("good"));
+	w.loses_index = 1;
+	begin_recovery();
+	UNTIL(w.done);
+	ok(w.ends == 2 && w.asked_cnt == 2 && w.done == 1 && !kvp_recov_is_active(&region.recov),
+		"an index that is lost before we saw the gate open is recovered again");
+	kvp_recov_refill(&region.recov, 11);
+	UNTIL(w.done == 2);
+	ok(w.ends == 3 && w.asked_cnt == 3 && w.done == 2, "and one that is lost later");
+	stop();
+}
+
 static void long_events(void)
 {
 	node_open("");
@@ -393,6 +411,7 @@ int main(void)
 	found_peers();
 	roles();
 	indexer_restarts();
+	index_lost();
 	long_events();
 	return done();
 }

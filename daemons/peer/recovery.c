@@ -24,6 +24,7 @@
 #define IDLE_NS 1000000000ull		  /* between looks at the set while nothing is */
 #define SETTLE_STEP_NS 50000000ull	  /* between looks at the listeners */
 #define ANSWER_NS (60ull * 1000000000ull) /* for the indexer's answers; it is restarted well before */
+#define GATE_NS (20ull * 1000000000ull)	  /* from the end to the open gate: the listeners catch up */
 #define AGAIN_MAX 5			  /* attempts with one peer for an indexer that was restarted */
 #define PATH_MAX_BYTES 1280
 
@@ -45,6 +46,7 @@ struct kvp_recovery {
 	struct kvp_recovery_hooks hooks;
 	struct kvp_drive drive;
 	uint64_t seen_sources; /* version of the table of sources */
+	uint64_t round_ns;     /* when the recovery began that this is about */
 	enum at at;
 	int is_polling; /* a callback came from inside the poll */
 	/* attempt */
@@ -486,7 +488,7 @@ static int step_end(struct kvp_recovery *r, uint64_t now)
 /* The gate opens when the listeners have caught up; an indexer that dies before has forgotten the end. */
 static int step_gate(struct kvp_recovery *r, uint64_t now)
 {
-	if (now - r->since_ns < ANSWER_NS)
+	if (now - r->since_ns < GATE_NS)
 		return 0;
 	KVP_LOG_W("recovery.gate", "reason=still_shut action=ask_again");
 	if (state_of(r) == KVP_RECOV_RECOVERED)
@@ -616,9 +618,17 @@ static int start(struct kvp_recovery *r)
 
 int kvp_recovery_poll(struct kvp_recovery *r)
 {
+	struct kvp_recov_info now;
 	int any = 0, is_active = kvp_recov_is_active(&r->boot->region->recov);
 	if (r->is_polling || (r->at == AT_REST && !is_active))
 		return 0;
+	kvp_recov_get(&r->boot->region->recov, &now);
+	if (is_active &&
+		now.begun_ns != r->round_ns) { /* another one than we know: begun since the last look */
+		attempt_drop(r);
+		r->at = AT_REST;
+		r->round_ns = now.begun_ns;
+	}
 	if (!is_active) {
 		rest(r);
 		return 1;
