@@ -12,7 +12,6 @@
 struct kvp_tls_client {
 	SSL_CTX *ctx;
 	char name[256];
-	int is_ip;
 };
 
 struct kvp_tls_conn {
@@ -33,7 +32,6 @@ static int refuse(struct kvp_tls_client *c, char *err, size_t cap, const char *w
 int kvp_tls_client_open(
 	struct kvp_tls_client **out, const char *ca_path, const char *name, char *err, size_t cap)
 {
-	uint8_t ip[16];
 	struct kvp_tls_client *c = calloc(1, sizeof(*c));
 	ERR_clear_error();
 	if (c)
@@ -46,7 +44,6 @@ int kvp_tls_client_open(
 	if (!name[0] || strlen(name) >= sizeof(c->name))
 		return refuse(c, err, cap, "no host name, or one that is too long");
 	memcpy(c->name, name, strlen(name) + 1);
-	c->is_ip = inet_pton(AF_INET, name, ip) == 1 || inet_pton(AF_INET6, name, ip) == 1;
 	SSL_CTX_set_min_proto_version(c->ctx, TLS1_2_VERSION);
 	SSL_CTX_set_verify(c->ctx, SSL_VERIFY_PEER, NULL);
 	SSL_CTX_set_mode(c->ctx, SSL_MODE_RELEASE_BUFFERS);
@@ -65,7 +62,18 @@ void kvp_tls_client_close(struct kvp_tls_client *c)
 	free(c);
 }
 
+static int is_literal(const char *name)
+{
+	uint8_t ip[16];
+	return inet_pton(AF_INET, name, ip) == 1 || inet_pton(AF_INET6, name, ip) == 1;
+}
+
 struct kvp_tls_conn *kvp_tls_conn_new(struct kvp_tls_client *c)
+{
+	return kvp_tls_conn_new_for(c, c->name);
+}
+
+struct kvp_tls_conn *kvp_tls_conn_new_for(struct kvp_tls_client *c, const char *name)
 {
 	struct kvp_tls_conn *t = calloc(1, sizeof(*t));
 	if (!t)
@@ -83,8 +91,8 @@ struct kvp_tls_conn *kvp_tls_conn_new(struct kvp_tls_client *c)
 	BIO_set_mem_eof_return(t->from_peer, -1); /* empty is not the end */
 	SSL_set_bio(t->ssl, t->from_peer, t->to_peer);
 	SSL_set_connect_state(t->ssl);
-	int ok = c->is_ip ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), c->name)
-			  : SSL_set1_host(t->ssl, c->name) && SSL_set_tlsext_host_name(t->ssl, c->name);
+	int ok = is_literal(name) ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), name)
+				  : SSL_set1_host(t->ssl, name) && SSL_set_tlsext_host_name(t->ssl, name);
 	if (ok == 1)
 		return t;
 	kvp_tls_conn_free(t);

@@ -33,6 +33,8 @@ int kvp_tls_client_open(
 void kvp_tls_client_close(struct kvp_tls_client *c); /* NULL is fine */
 
 struct kvp_tls_conn *kvp_tls_conn_new(struct kvp_tls_client *c); /* NULL without memory */
+/* kvp_tls_conn_new_for: the same, where the peer must be another host: name, as above. */
+struct kvp_tls_conn *kvp_tls_conn_new_for(struct kvp_tls_client *c, const char *name);
 void kvp_tls_conn_free(struct kvp_tls_conn *t);			 /* NULL is fine */
 
 /* kvp_tls_conn_in takes bytes from the peer: KVP_OK, KVP_ERR_SYS. */

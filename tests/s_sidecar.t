@@ -7,7 +7,10 @@ import os
 import re
 import signal
 import socket
+import ssl
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -1044,7 +1047,7 @@ def reports():
     x.d.script = vllm_decode()
     tap.same(x.ask(CHAT).status, 200, "and served again when it is back")
     x.end("reports")
-    x = Pair(sglang("prefill", port=9001), sglang("decode", port=1), "sglang")
+    x = Pair(sglang("prefill", port=9001, expected=9001), sglang("decode", port=1, expected=9001), "sglang")
     x.ask(CHAT)
     tap.same(
         [e.generated()[0].json()["bootstrap_port"] for e in (x.p, x.d)],
@@ -1176,6 +1179,82 @@ def trt():
     i = x.p.requests[0].json()["disaggregated_params"]["disagg_request_id"]
     tap.ok(2**40 <= i < 2**63, "without a node id it is random")
     x.end("trt random")
+
+
+# ---- TLS to engines ----
+
+
+def certificate(folder):
+    """Self-signed, for 127.0.0.1 and localhost; None without the openssl program."""
+    made = [os.path.join(folder, f) for f in ("engine.crt", "engine.key")]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+               "2", "-subj", "/CN=engine", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", made[0],
+               "-keyout", made[1]]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return made
+
+
+def tls():
+    folder = tempfile.TemporaryDirectory()
+    made = certificate(folder.name)
+    if not made:
+        tap.ok(True, "TLS to engines # SKIP no openssl program to make a certificate")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*made)
+    trust = {"KVPICK_SIDECAR_ENGINE_TLS": "both", "KVPICK_SIDECAR_ENGINE_CA_FILE": made[0]}
+    x = Pair(vllm_prefill(), vllm_decode(), **trust)
+    x.p.tls = x.d.tls = context
+    for body in (CHAT, STREAM, {"messages": [{"content": "x" * 200_000}]}):
+        got = x.ask(body)
+        tap.same((got.status, got.ended), (200, "clean"), f"both legs over TLS: {str(body)[:40]}")
+    tap.same((x.p.accepted, x.d.accepted), (1, 1), "each over one connection")
+    big = os.urandom(1_500_000)
+    x.d.script = lambda e, r: r.conn.reply(200, r.body)
+    tap.ok(ask(x.port, big, path="/v1/files").body == big, "1.5 MB each way over TLS, passed through")
+    x.d.script = lambda e, r: (r.conn.head(200), r.conn.chunk(b"a"), r.conn.reset())
+    tap.same(x.ask(STREAM).ended, "broken", "an end without TLS's own end is a break")
+    x.p.script = silent
+    c = Client(x.port)
+    c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})
+    wait_for(lambda: len(x.p.requests) == 5)
+    gone(x, c, "client leaves while prefill over TLS is pending", [x.p])
+    x.end("tls")
+    gone_code = "prefill_upstream_unavailable"
+    for name, env, code in (
+        ("nobody vouches for the certificate", {"KVPICK_SIDECAR_ENGINE_TLS": "both"}, gone_code),
+        ("the certificate names another host", {**trust, "KVPICK_SIDECAR_ENGINE_NAME": "other"}, gone_code),
+        ("only the prefill engine speaks TLS", {**trust, "KVPICK_SIDECAR_ENGINE_TLS": "prefill"}, None),
+    ):
+        x = Pair(vllm_prefill(), vllm_decode(), **env)
+        x.p.tls = context
+        got = x.ask(CHAT)
+        tap.same((got.status, got.code()), (502 if code else 200, code), f"TLS: {name}")
+        if code:
+            tap.same((x.p.requests, x.d.requests), ([], []), f"TLS: {name}: nothing was said to it")
+            tap.ok(wait_for(lambda y=x: b"certificate" in y.s.log), f"TLS: {name}: the log says so", x.s.log)
+        x.s.stop()
+    x = Pair(vllm_prefill(), vllm_decode(), DYN_SIDECAR_CONNECT_TIMEOUT_MS=300, **trust)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen(1)
+        got = ask(x.port, CHAT, f"127.0.0.1:{mute.getsockname()[1]}")
+        tap.same((got.status, got.code()), (504, "prefill_upstream_timeout"), "TLS: no handshake in time")
+    tap.same(x.ask(CHAT).code(), "prefill_upstream_timeout", "TLS: an engine of plain text that waits for more")
+    x.s.stop()
+    x = sgl_pair(silent, silent, **trust)
+    x.p.tls = x.d.tls = context
+    c = Client(x.port)
+    c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})
+    wait_for(lambda: x.p.generated() and x.d.generated())
+    c.drop()
+    tap.ok(wait_for(lambda: (aborts(x.p), aborts(x.d)) == (1, 1)), "TLS: SGLang's engines are told to stop")
+    x.s.stop()
+    s = Sidecar(free_port(), wait=False, KVPICK_SIDECAR_ENGINE_TLS="both", KVPICK_SIDECAR_ENGINE_CA_FILE=made[1])
+    tap.same(s.wait(), 2, "TLS: a file without certificates ends the process with 2")
 
 
 # ---- the other profile ----
@@ -1487,6 +1566,7 @@ ALL = [
     cuts,
     reports,
     trt,
+    tls,
     llmd,
     pool,
     max_streams,

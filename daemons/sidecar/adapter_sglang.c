@@ -34,6 +34,7 @@ struct kvp_abort {
 	struct kvp_worker *w;
 	struct kvp_abort *next, **prev;
 	struct kvp_leg leg;
+	struct kvp_target target;
 };
 
 static const struct kvp_fail no_memory = {503, "other", "out of memory"},
@@ -106,7 +107,8 @@ static void abort_leg(struct kvp_req *r, int which)
 	if (a->next)
 		a->next->prev = &a->next;
 	w->abort = a;
-	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &r->target, &cfg);
+	a->target = r->target;
+	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &a->target, &cfg);
 	cfg.deadline_ns = kvp_loop_now_ns(w->loop) + ABORT_NS;
 	cfg.request = &b;
 	kvp_leg_start(&a->leg, &w->pool, &cfg, &abort_ops, a);

@@ -6,7 +6,7 @@
 
 #define UNSOLICITED_MAX_BYTES 65536 /* requests up to this are in the kernel before their answer can come */
 
-enum conn_state { CONN_CONNECTING, CONN_RUNNING, CONN_IDLE };
+enum conn_state { CONN_CONNECTING, CONN_HANDSHAKE, CONN_RUNNING, CONN_IDLE };
 
 struct kvp_leg_conn {
 	struct kvp_leg_pool *pool;
@@ -18,11 +18,13 @@ struct kvp_leg_conn {
 	struct kvp_http_head head;
 	struct kvp_http_chunk chunk;
 	struct kvp_out out;
+	struct kvp_tls_conn *tls; /* NULL: plain text */
+	char *tls_name;
 	enum kvp_http_framing framing;
 	uint64_t left, tx_mark;
 	uint8_t state, reused;
 	uint8_t head_done; /* the final head is complete */
-	uint8_t in_recv;   /* our frame is on the stack: closing leaves the memory to it */
+	uint8_t in_recv;   /* frames of ours on the stack: closing leaves the memory to them */
 	uint8_t closed;
 };
 
@@ -48,7 +50,20 @@ static void conn_release(struct kvp_leg_conn *c)
 {
 	kvp_http_head_free(&c->head);
 	kvp_http_buf_free(&c->out.pend);
+	kvp_tls_conn_free(c->tls);
+	free(c->tls_name);
 	free(c);
+}
+
+static void conn_enter(struct kvp_leg_conn *c)
+{
+	c->in_recv++;
+}
+
+static void conn_leave(struct kvp_leg_conn *c)
+{
+	if (!--c->in_recv && c->closed)
+		conn_release(c);
 }
 
 static void conn_close(struct kvp_leg_conn *c)
@@ -109,7 +124,7 @@ static void gap_set(struct kvp_leg *leg)
 {
 	struct kvp_loop *l = leg->pool->loop;
 	const struct kvp_leg_conn *c = leg->conn;
-	int waits = !c || c->state == CONN_CONNECTING, owes = waits; /* for a name or a connection */
+	int waits = !c || c->state < CONN_RUNNING, owes = waits; /* for a name or a connection */
 	if (!waits && !leg->paused)
 		owes = leg->ended_upload || kvp_out_len(&c->out) || leg->status;
 	if (!owes) {
@@ -125,7 +140,7 @@ static void on_gap(void *ctx, struct kvp_timer *t)
 {
 	struct kvp_leg *leg = ctx;
 	(void)t;
-	int waits = !leg->conn || leg->conn->state == CONN_CONNECTING;
+	int waits = !leg->conn || leg->conn->state < CONN_RUNNING;
 	leg_done(leg, waits ? KVP_LEG_CONNECT_TIMEOUT : KVP_LEG_READ_TIMEOUT);
 }
 
@@ -135,22 +150,49 @@ static void on_deadline(void *ctx, struct kvp_timer *t)
 	leg_done(ctx, KVP_LEG_DEADLINE);
 }
 
+/* What the TLS library wants to be sent. */
+static int conn_pump(struct kvp_leg_conn *c)
+{
+	char *buf;
+	size_t len;
+	int rc = kvp_tls_conn_out(c->tls, &buf, &len);
+	if (!rc && len)
+		rc = kvp_http_buf_put(&c->out.pend, buf, len);
+	if (!rc)
+		free(buf);
+	kvp_out_kick(&c->out, &c->sock);
+	return rc;
+}
+
+static int conn_write(struct kvp_leg_conn *c, const char *data, uint64_t len)
+{
+	int rc = c->tls ? kvp_tls_conn_write(c->tls, data, len) : kvp_http_buf_put(&c->out.pend, data, len);
+	if (rc)
+		return rc;
+	if (c->tls)
+		return conn_pump(c);
+	kvp_out_kick(&c->out, &c->sock);
+	return KVP_OK;
+}
+
 /* The request is kept until an answer begins where that may be needed: on a connection that was used
  * before. */
 static int request_send(struct kvp_leg_conn *c)
 {
 	struct kvp_leg *leg = c->leg;
-	int rc = KVP_OK;
 	c->tx_mark = c->sock.tx_bytes;
-	if (c->reused) {
-		rc = kvp_http_buf_put(&c->out.pend, leg->request.p, leg->request.len);
-	} else {
-		kvp_http_buf_free(&c->out.pend);
-		c->out.pend = leg->request;
-		leg->request = (struct kvp_http_buf){0};
+	if (c->reused)
+		return conn_write(c, leg->request.p, leg->request.len);
+	if (c->tls) {
+		int rc = conn_write(c, leg->request.p, leg->request.len);
+		kvp_http_buf_free(&leg->request);
+		return rc;
 	}
+	kvp_http_buf_free(&c->out.pend);
+	c->out.pend = leg->request;
+	leg->request = (struct kvp_http_buf){0};
 	kvp_out_kick(&c->out, &c->sock);
-	return rc;
+	return KVP_OK;
 }
 
 static const struct kvp_sock_ops conn_ops;
@@ -178,6 +220,47 @@ static int conn_new(struct kvp_leg *leg)
 	return KVP_OK;
 }
 
+/* Connected: the request goes out. */
+static void conn_run(struct kvp_leg_conn *c)
+{
+	struct kvp_leg *leg = c->leg;
+	c->state = CONN_RUNNING;
+	if (request_send(c)) {
+		leg_done(leg, KVP_LEG_FAILED);
+		return;
+	}
+	if (leg->paused)
+		kvp_sock_recv_stop(&c->sock);
+	else
+		kvp_sock_recv_start(&c->sock);
+	gap_set(leg);
+}
+
+static void handshake_failed(struct kvp_leg_conn *c)
+{
+	struct kvp_leg_pool *p = c->pool;
+	uint64_t left_out = 0;
+	p->tls_failed++;
+	if (kvp_log_limit_pass(&p->tls_warned, kvp_loop_now_ns(p->loop), UINT64_C(1000000000), &left_out))
+		KVP_LOG_W("sidecar.tls", "reason=%s suppressed=%llu", kvp_tls_conn_why(c->tls),
+			(unsigned long long)left_out);
+	leg_done(c->leg, KVP_LEG_REFUSED);
+}
+
+static void handshake_begin(struct kvp_leg_conn *c)
+{
+	struct kvp_leg *leg = c->leg;
+	c->tls_name = strdup(leg->cfg.tls_name);
+	c->tls = c->tls_name ? kvp_tls_conn_new_for(leg->cfg.tls, c->tls_name) : NULL;
+	c->state = CONN_HANDSHAKE;
+	if (!c->tls || kvp_tls_conn_handshake(c->tls) != KVP_ERR_AGAIN || conn_pump(c)) {
+		leg_done(leg, KVP_LEG_FAILED);
+		return;
+	}
+	kvp_sock_recv_start(&c->sock);
+	gap_set(leg);
+}
+
 static void on_connect(void *ctx, struct kvp_sock *s, int err)
 {
 	struct kvp_leg_conn *c = ctx;
@@ -190,14 +273,11 @@ static void on_connect(void *ctx, struct kvp_sock *s, int err)
 		leg_done(leg, KVP_LEG_REFUSED);
 		return;
 	}
-	c->state = CONN_RUNNING;
-	if (request_send(c)) {
-		leg_done(leg, KVP_LEG_FAILED);
+	if (leg->cfg.tls) {
+		handshake_begin(c);
 		return;
 	}
-	if (!leg->paused)
-		kvp_sock_recv_start(&c->sock);
-	gap_set(leg);
+	conn_run(c);
 }
 
 static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
@@ -354,7 +434,7 @@ static void recv_running(struct kvp_leg_conn *c, const char *data, uint64_t len)
 		leg->got = 1;
 		kvp_http_buf_free(&leg->request); /* no retry any more */
 	}
-	c->in_recv = 1;
+	conn_enter(c);
 	int rc = response_in(c, data, len, &used);
 	if (c->leg) {
 		if (rc == KVP_OK)
@@ -366,28 +446,87 @@ static void recv_running(struct kvp_leg_conn *c, const char *data, uint64_t len)
 		else
 			leg_done(c->leg, c->head_done ? KVP_LEG_CUT : KVP_LEG_BROKEN);
 	}
-	c->in_recv = 0;
+	conn_leave(c);
+}
+
+static void conn_plain(struct kvp_leg_conn *c, const char *data, uint64_t len)
+{
+	if (c->state == CONN_IDLE) {
+		c->pool->stale++;
+		conn_close(c); /* bytes that nobody asked for */
+	} else if (c->reused && !c->leg->got && c->sock.tx_bytes == c->tx_mark &&
+		   c->leg->request.len <= UNSOLICITED_MAX_BYTES) {
+		conn_died(c); /* said before it was asked: no answer to this request */
+	} else {
+		recv_running(c, data, len);
+	}
+}
+
+enum conn_end { END_CLEAN, END_BROKEN };
+
+static void conn_ended(struct kvp_leg_conn *c, enum conn_end how)
+{
+	if (c->state == CONN_IDLE) {
+		c->pool->stale++;
+		conn_close(c);
+	} else if (c->state == CONN_HANDSHAKE) {
+		c->pool->tls_failed++;
+		leg_done(c->leg, KVP_LEG_REFUSED);
+	} else if (how == END_CLEAN && c->head_done && c->framing == KVP_HTTP_FRAME_NONE) {
+		leg_done(c->leg, KVP_LEG_COMPLETE);
+	} else {
+		conn_died(c);
+	}
+}
+
+/* Plain text as far as there is any; callbacks may close the connection. */
+static void conn_decrypt(struct kvp_leg_conn *c)
+{
+	char buf[KVP_LOOP_RECV_BYTES];
+	size_t len;
+	int rc = KVP_OK;
+	while (!c->closed && (rc = kvp_tls_conn_read(c->tls, buf, sizeof(buf), &len)) == KVP_OK)
+		conn_plain(c, buf, len);
 	if (c->closed)
-		conn_release(c);
+		return;
+	if (rc == KVP_ERR_AGAIN && conn_pump(c) == KVP_OK)
+		return;
+	conn_ended(c, rc == KVP_ERR_CLOSED ? END_CLEAN : END_BROKEN);
+}
+
+static void conn_tls_in(struct kvp_leg_conn *c, const char *data, uint64_t len)
+{
+	if (kvp_tls_conn_in(c->tls, data, len)) {
+		conn_ended(c, END_BROKEN);
+		return;
+	}
+	if (c->state == CONN_HANDSHAKE) {
+		int rc = kvp_tls_conn_handshake(c->tls);
+		if (conn_pump(c) || (rc && rc != KVP_ERR_AGAIN)) {
+			handshake_failed(c);
+			return;
+		}
+		if (rc)
+			return;
+		conn_run(c);
+	}
+	if (!c->closed)
+		conn_decrypt(c);
 }
 
 static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len)
 {
 	struct kvp_leg_conn *c = ctx;
 	(void)s;
-	if (c->state == CONN_IDLE) {
-		c->pool->stale++;
-		conn_close(c); /* its end, or bytes that nobody asked for */
-	} else if (len <= 0) {
-		if (len == 0 && c->head_done && c->framing == KVP_HTTP_FRAME_NONE)
-			leg_done(c->leg, KVP_LEG_COMPLETE);
-		else
-			conn_died(c);
-	} else if (c->reused && !c->leg->got && c->sock.tx_bytes == c->tx_mark &&
-		   c->leg->request.len <= UNSOLICITED_MAX_BYTES) {
-		conn_died(c); /* said before it was asked: no answer to this request */
+	if (len <= 0) {
+		/* Under TLS an end that was not announced is a break. */
+		conn_ended(c, len == 0 && !c->tls ? END_CLEAN : END_BROKEN);
+	} else if (c->tls) {
+		conn_enter(c);
+		conn_tls_in(c, data, (uint64_t)len);
+		conn_leave(c);
 	} else {
-		recv_running(c, data, (uint64_t)len);
+		conn_plain(c, data, (uint64_t)len);
 	}
 }
 
@@ -408,6 +547,11 @@ static int same_addr(const struct kvp_addr *a, const struct kvp_addr *b)
 	return a->len == b->len && memcmp(&a->ss, &b->ss, a->len) == 0;
 }
 
+static int same_tls(const struct kvp_leg_conn *c, const struct kvp_leg *leg)
+{
+	return c->tls ? leg->cfg.tls && strcmp(c->tls_name, leg->cfg.tls_name) == 0 : !leg->cfg.tls;
+}
+
 static struct kvp_leg_conn *idle_find(struct kvp_leg *leg)
 {
 	struct kvp_leg_pool *p = leg->pool;
@@ -416,7 +560,7 @@ static struct kvp_leg_conn *idle_find(struct kvp_leg *leg)
 		next = c->next;
 		for (uint32_t i = 0; i < leg->cfg.to.cnt && !fits; i++)
 			fits = same_addr(&c->addr, &leg->cfg.to.addr[i]);
-		if (!fits)
+		if (!fits || !same_tls(c, leg))
 			continue;
 		if (!is_stale(c))
 			return c;
@@ -503,13 +647,11 @@ void kvp_leg_put(struct kvp_leg *leg, const char *data, uint64_t len)
 	if (!sends || (c->reused && leg->request.len))
 		rc = kvp_http_buf_put(&leg->request, data, len);
 	if (!rc && sends)
-		rc = kvp_http_buf_put(&c->out.pend, data, len);
-	if (rc) {
+		rc = conn_write(c, data, len);
+	if (rc)
 		kvp_loop_defer(leg->pool->loop, &leg->failed, on_failed, leg);
-	} else if (sends) {
-		kvp_out_kick(&c->out, &c->sock);
+	else if (sends)
 		gap_set(leg);
-	}
 }
 
 void kvp_leg_put_end(struct kvp_leg *leg)

@@ -9,6 +9,7 @@
  * Retry      an idle connection that its server closed is noticed before use; a reused one that dies before
  *            the first response byte: once more on a fresh one, if the whole request is still held. Nothing
  *            else is repeated; redirects are ordinary responses.
+ * TLS        a connection is made for one name and used again only for that name.
  * Bounds     a paused leg takes at most two more receives; what waits to be sent is bounded by the user, who
  *            stops at KVP_OUT_HIGH_BYTES and goes on at on_room.
  * Crash      process-local.
@@ -17,10 +18,12 @@
 #ifndef KVP_SIDECAR_LEG_H
 #define KVP_SIDECAR_LEG_H
 
+#include "daemons/common/log.h"
 #include "daemons/sidecar/names.h"
 #include "daemons/sidecar/out.h"
 #include "ipc/http_parse.h"
 #include "ipc/loop.h"
+#include "ipc/tls_client.h"
 
 struct kvp_leg_conn;
 
@@ -29,8 +32,9 @@ struct kvp_leg_pool { /* zeroed, then loop and limits set */
 	uint32_t idle_max, idle_ms, head_max_bytes;
 	struct kvp_names names;
 	struct kvp_leg_conn *busy, *idle;
-	uint64_t open_cnt, idle_cnt;		   /* gauges */
-	uint64_t connects, reused, retried, stale; /* since start */
+	uint64_t open_cnt, idle_cnt;			       /* gauges */
+	uint64_t connects, reused, retried, stale, tls_failed; /* since start */
+	struct kvp_log_limit tls_warned;
 };
 void kvp_leg_pool_end(struct kvp_leg_pool *p); /* closes idle connections; no leg may run */
 
@@ -63,6 +67,8 @@ struct kvp_leg_cfg {
 	struct kvp_addrs to; /* tried one after the other; none: host is looked up */
 	const char *host;    /* literal or name; not kept */
 	uint16_t port;
+	struct kvp_tls_client *tls;   /* NULL: plain text */
+	const char *tls_name;	      /* host to prove; stays valid while the leg runs */
 	struct kvp_http_buf *request; /* head and body; taken over, also on failure */
 	enum kvp_leg_upload upload;   /* not WHOLE: more comes by kvp_leg_put, up to kvp_leg_put_end */
 	uint8_t is_head;	      /* of a HEAD request: the response has no body */

@@ -53,6 +53,17 @@ static int open_signals(struct kvp_worker *w)
 	return fd < 0 ? KVP_ERR_SYS : kvp_loop_watch_fd(w->loop, &signals, fd, on_signal, NULL);
 }
 
+static int open_tls(struct kvp_worker *w)
+{
+	char why[256] = "";
+	const struct kvp_config *cfg = w->cfg;
+	const char *name = cfg->sidecar_engine_name[0] ? cfg->sidecar_engine_name : "localhost";
+	int rc = kvp_tls_client_open(&w->tls, cfg->sidecar_engine_ca_file, name, why, sizeof(why));
+	if (rc)
+		KVP_LOG_E("sidecar.tls", "reason=%s", why);
+	return rc;
+}
+
 static int open_worker(struct kvp_worker *w, unsigned id)
 {
 	const struct kvp_config *cfg = &sidecar.cfg;
@@ -66,6 +77,8 @@ static int open_worker(struct kvp_worker *w, unsigned id)
 		.idle_ms = POOL_IDLE_MS,
 		.head_max_bytes = 65536,
 		.names = {.loop = w->loop}};
+	if (cfg->sidecar_engine_tls && open_tls(w))
+		return KVP_ERR_INVAL;
 	w->json = kvp_json_new();
 	w->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (!w->json || w->wake_fd < 0 || kvp_loop_watch_fd(w->loop, &w->wake, w->wake_fd, on_wake, w))
@@ -85,6 +98,7 @@ static void close_worker(struct kvp_worker *w)
 	kvp_loop_close(w->loop);
 	w->loop = NULL;
 	kvp_json_free(w->json);
+	kvp_tls_client_close(w->tls);
 }
 
 static void run_worker(struct kvp_worker *w)

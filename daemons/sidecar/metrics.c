@@ -139,6 +139,8 @@ static void put_all(struct kvp_text *t)
 		SUM(pool.reused));
 	put_one(t, "engine_retries_total", "counter", "Calls repeated because a kept connection was dead.",
 		SUM(pool.retried));
+	put_one(t, "engine_tls_failed_total", "counter", "TLS handshakes with engines that failed.",
+		SUM(pool.tls_failed));
 	put_one(t, "aborts_total", "counter", "Abort calls to engines.", SUM(count.aborts));
 	put_one(t, "aborts_failed_total", "counter", "Abort calls without success.",
 		SUM(count.aborts_failed));

@@ -10,6 +10,12 @@ void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, c
 	uint16_t port = (uint16_t)w->cfg->decode_engine_port;
 	*cfg = (struct kvp_leg_cfg){.connect_ns = w->cfg->sidecar_connect_timeout_ms * UINT64_C(1000000),
 		.gap_ns = w->cfg->sidecar_read_timeout_ms * UINT64_C(1000000)};
+	int wanted = w->cfg->sidecar_engine_tls; /* bit 1: prefill, bit 2: decode */
+	if (wanted & (kind == KVP_ENGINE_PREFILL ? 1 : 2)) {
+		const char *name = w->cfg->sidecar_engine_name;
+		cfg->tls = w->tls;
+		cfg->tls_name = name[0] ? name : kind == KVP_ENGINE_PREFILL ? t->host : "localhost";
+	}
 	if (kind == KVP_ENGINE_PREFILL) {
 		cfg->host = t->host;
 		cfg->port = t->port;

@@ -29,6 +29,7 @@ struct kvp_worker {
 	struct kvp_loop *loop;
 	struct kvp_json *json;
 	struct kvp_leg_pool pool;
+	struct kvp_tls_client *tls; /* NULL: all engines in plain text */
 	struct kvp_listener listener;
 	struct kvp_conn *conn;	 /* all */
 	struct kvp_abort *abort; /* calls that outlive their request */

@@ -137,8 +137,8 @@ class Engine:
     """script(engine, request) answers through request.conn; what it returns is ignored. Requests are kept in
     order of arrival, `ended` counts connections that the sidecar closed while a script waited."""
 
-    def __init__(self, script, host="127.0.0.1", port=0):
-        self.script, self.host = script, host
+    def __init__(self, script, host="127.0.0.1", port=0, tls=None):
+        self.script, self.host, self.tls = script, host, tls
         self.requests, self.begun, self.errors, self.ended = [], [], [], 0
         self.open = 0
         self.accepted = 0
@@ -165,8 +165,12 @@ class Engine:
             threading.Thread(target=self.serve, args=(sock,), daemon=True).start()
 
     def serve(self, sock):
-        conn = Conn(sock, self)
         try:
+            if self.tls:
+                plain, sock = sock, self.tls.wrap_socket(sock, server_side=True)
+                self.conns.discard(plain)
+                self.conns.add(sock)
+            conn = Conn(sock, self)
             while True:
                 req = conn.request()
                 self.requests.append(req)
@@ -298,7 +302,7 @@ def vllm_decode(handoff=HANDOFF):
     return script
 
 
-def sglang(mode, partner=None, script=None, version=VERSION, port=8998):
+def sglang(mode, partner=None, script=None, version=VERSION, port=8998, expected=8998):
     """Strict: refuses a request without its tuple. partner: the other engine, waited for as the real pair
     does; script(engine, request) answers the inference call instead."""
 
@@ -319,7 +323,7 @@ def sglang(mode, partner=None, script=None, version=VERSION, port=8998):
             type(room) is not int
             or not 0 <= room < 2**63
             or not re.fullmatch("[0-9a-f]{32}", str(rid))
-            or body.get("bootstrap_port") != 8998
+            or body.get("bootstrap_port") != expected
             or "[" in body.get("bootstrap_host", "[")
         ):
             req.conn.reply(400, {"object": "error", "message": "bad bootstrap tuple", "code": 400})
