@@ -212,6 +212,13 @@ def mirrored():
         tap.same([replica.counter(n, "peer_mesh_sent") for n in (a, b)], sent, "and a selection are not told")
         a.checked("mirrored A")
         b.checked("mirrored B")
+        for i in range(20):
+            a.call("POST", "/select_and_reserve", {"selection_id": f"e{i}", "token_ids": [i] * 8})
+        tap.ok(wait_for(lambda: replica.total(b)[0] == 20), "twenty bookings of A")
+        for i in range(20):
+            a.call("DELETE", f"/reservations/e{i}")
+        a.proc.send_signal(signal.SIGTERM)
+        tap.ok(wait_for(lambda: replica.total(b) == (0, 0, 0)), "what a node frees as its last is told")
 
 
 def converge():

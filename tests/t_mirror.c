@@ -128,6 +128,14 @@ static void claims(void)
 	is_u64((uint64_t)kvp_selection_free(s, str("x")), 200, "anybody may free it");
 	is_u64(load(s, "m"), 0, "no load is left");
 	ok(kvp_resv_oust(b, "x", 1) == KVP_ERR_NOTFOUND, "nothing to oust");
+	kvp_owner dead = kvp_slot_assign(&s->region->slots, 3, KVP_ROLE_HTTPD, 0);
+	struct kvp_sweep_result res;
+	ok(kvp_resv_claim(b, dead, "z", 1, &h) == KVP_OK, "a process claims another id");
+	is_str(apply(&m, KVP_REPLICA_ADD, str("z"), "m"), "applied", "which a replica takes");
+	is_u64(kvp_resv_cnt(b), 2, "what is left of the claim is there");
+	ok(kvp_book_sweep_owner(b, dead, NULL, NULL, &res) == KVP_OK, "the process dies");
+	is_u64(kvp_resv_cnt(b), 1, "and the sweep gives it back");
+	is_str(apply(&m, KVP_REPLICA_FREE, str("z"), "m"), "applied", "and the replica ends its own");
 	close_node(s, &m);
 }
 
