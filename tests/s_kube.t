@@ -646,6 +646,19 @@ def engines_are_asked():
     stub.close()
 
 
+def in_a_container():
+    """The system calls that a container allows are enough for discovery."""
+    profile = "deploy/kubernetes/seccomp/kvpick.json"
+    stub, node = cluster(pod("a", "10.0.0.1"), env={"ASAN_OPTIONS": "detect_leaks=0"})
+    lib = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
+    node.before = [sys.executable, os.path.join(lib, "seccomp.py"), profile, ""]
+    with node:
+        node.becomes("10.0.0.1:8000", name="workers under the profile of system calls")
+        stub.put("pods", pod("b", "10.0.0.2"))
+        node.becomes("10.0.0.1:8000", "10.0.0.2:8000", name="and one more")
+    stub.close()
+
+
 def churn():
     """A rolling restart of all pods while requests are picked: none goes to a pod that left Ready long ago."""
     many = int(os.environ.get("KVP_KUBE_PODS", "5000" if os.environ.get("KVP_LONG") else "300"))
@@ -719,7 +732,7 @@ def ticks(pid):
 
 
 TESTS = (start_and_mapping, pod_life, pool_life, not_before_all_is_known, loads_stay, flaps, events_start_anew,
-         convergence, api_away, rights, older_group, no_pool_yet, wrong_settings, replicas, sources, engines_are_asked, churn)
+         convergence, api_away, rights, older_group, no_pool_yet, wrong_settings, replicas, sources, engines_are_asked, in_a_container, churn)
 chosen = sys.argv[1:]
 for test in TESTS:
     if chosen and test.__name__ not in chosen:

@@ -237,6 +237,17 @@ static void single_ones(void)
 	is_str(roles, "2", "and told");
 	ok(kvp_catalog_put(c, &big) == KVP_ERR_LIMIT, "a body that no command holds");
 	is_u64(kvp_catalog_compare(c), 0, "without a catalogue there is nothing to compare");
+	life = "incomplete";
+	put(c, "{\"8\":1}", KVP_PART_AGGREGATED);
+	said(c, "+{\"8\":1}", "one that is not schedulable");
+	for (int i = 1; i < KVP_CATALOG_INCOMPLETE_TURN; i++)
+		kvp_catalog_compare(c);
+	said(c, "", "is left alone for some comparisons");
+	life = "schedulable";
+	kvp_catalog_compare(c);
+	said(c, "+{\"8\":1}", "and then told again");
+	kvp_catalog_drop(c, 8);
+	said(c, "-8", "dropped");
 	kvp_catalog_stat(c, &st);
 	ok(st.wanted == 4 && st.schedulable == 4, "%u wanted, %u schedulable", st.wanted, st.schedulable);
 	kvp_catalog_close(c);

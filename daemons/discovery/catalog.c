@@ -48,7 +48,7 @@ struct kvp_catalog {
 	int is_set, is_passing, has_ids, failed_in_pass;
 	uint64_t retry_ns;
 	FILE *ids;
-	uint32_t lines;
+	uint32_t lines, compared;
 	struct kvp_catalog_stat stat;
 	char record[KVP_CAT_RECORD_MAX];
 };
@@ -425,12 +425,13 @@ int kvp_catalog_set(struct kvp_catalog *c, const struct kvp_catalog_want *want, 
 uint32_t kvp_catalog_compare(struct kvp_catalog *c)
 {
 	uint32_t n = 0;
+	int is_turn = c->compared++ % KVP_CATALOG_INCOMPLETE_TURN == 0;
 	for (uint32_t i = 0; i < c->bucket_cnt; i++)
 		for (struct entry *e = c->bucket[i]; e; e = e->next)
 			if (stray(c, e)) {
 				push(c, e, POSTS);
 				n++;
-			} else if (needs_post(e) && !e->failed && !e->is_queued[POSTS]) {
+			} else if (is_turn && needs_post(e) && !e->failed && !e->is_queued[POSTS]) {
 				push(c, e, POSTS); /* not schedulable when it was told */
 			}
 	return n;

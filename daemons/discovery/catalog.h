@@ -24,6 +24,7 @@
 #include "shm/cmdring.h"
 
 #define KVP_CATALOG_WINDOW 32
+#define KVP_CATALOG_INCOMPLETE_TURN 6
 #define KVP_CATALOG_RETRY_NS 5000000000ull /* after a pass in which a command failed */
 #define KVP_CATALOG_REPLY_NS 30000000000ull
 
@@ -78,7 +79,9 @@ void kvp_catalog_tend(struct kvp_catalog *c, uint64_t now_ns,
 	void (*refused)(void *ctx, uint64_t worker_id, int status, const char *text, size_t len), void *ctx);
 
 /* kvp_catalog_compare looks whether the catalogue still has every wanted worker as it was registered, and as
- * schedulable; what is not so is posted again. Costs a look at every record. Returns how many were not. */
+ * schedulable; what is not so is posted again. Every KVP_CATALOG_INCOMPLETE_TURN-th call, from the first on,
+ * so are those that were not schedulable when they were told. Costs a look at every record. Returns how many
+ * had changed. */
 uint32_t kvp_catalog_compare(struct kvp_catalog *c);
 
 /* kvp_catalog_is_settled: 1 when a picture was set and its pass has ended, also with failures. */
