@@ -1,6 +1,7 @@
 /* What discovery makes of the objects of Kubernetes: pools, pods, roles, ports and ranks, worker ids,
  * replicas. */
-#include "daemons/discovery/objects.h"
+#include "daemons/common/config.h"
+#include "daemons/discovery/cluster.h"
 
 #include "daemons/common/worker_record.h"
 #include "tests/tap.h"
@@ -457,6 +458,60 @@ static void slices(void)
 		"no endpoints");
 }
 
+/* ---- settings ---- */
+
+static struct kvp_pod_rules rules_from(const char *const *more)
+{
+	static struct kvp_config cfg;
+	static struct kvp_config_err err;
+	struct kvp_pod_rules r = {.model = "?"};
+	const char *env[32] = {"DYN_EPP_MODE=standalone", "DYN_MODEL_NAME=m", "DYN_EPP_INFERENCE_POOL_NAME=p",
+		"POD_NAMESPACE=ns", "DYN_KV_CACHE_BLOCK_SIZE=32", "DYN_EPP_TOKENIZER_PROTOCOL=vllm-render",
+		"DYN_EPP_TOKENIZER_SERVICE_URL=http://127.0.0.1:1"};
+	size_t n = 7;
+	while (*more)
+		env[n++] = *more++;
+	memset(&err, 0, sizeof(err));
+	int rc = kvp_config_load(KVP_BIN_SUPERVISOR, 0, NULL, env, &cfg, NULL, &err);
+	if (rc)
+		printf("# %s", err.text);
+	else
+		kvp_cluster_rules(&cfg, &r);
+	return r;
+}
+#define RULES(...) rules_from((const char *const[]){__VA_ARGS__, NULL})
+
+static void settings(void)
+{
+	struct kvp_pod_rules r = RULES("X=");
+	ok(r.roles == KVP_PODS_AGGREGATED && r.block_size == 32 && r.event_port == 5557 && !r.replay_port &&
+			r.stride == 1 && r.rank_cnt == 1 && !r.ranks_by_port && r.has_events && !r.is_eagle,
+		"what nobody sets");
+	ok(r.total_kv_blocks == UINT64_MAX && r.capacity[0].max_num_batched_tokens == UINT64_MAX &&
+			!r.enforcement && !strcmp(r.role_label, "nvidia.com/role"),
+		"is not told");
+	r = RULES("DYN_EPP_KV_EVENT_REPLAY_PORT=6000", "KVPICK_EPP_DATA_PARALLEL_SIZE=4",
+		"KVPICK_EPP_KV_EVENT_PORT_STRIDE=2", "KVPICK_EPP_DP_ROUTING=port",
+		"DYN_EPP_TOTAL_KV_BLOCKS=0", "DYN_EPP_IS_EAGLE=true", "DYN_USE_KV_EVENTS=false",
+		"DYN_EPP_MAX_NUM_BATCHED_TOKENS=8192");
+	ok(r.replay_port == 6000 && r.rank_cnt == 4 && r.stride == 2 && r.ranks_by_port &&
+			!r.total_kv_blocks && r.is_eagle && !r.has_events,
+		"what is set");
+	is_u64(r.capacity[KVP_PART_AGGREGATED].max_num_batched_tokens, 8192, "capacity");
+	r = RULES("DYN_EPP_TOPOLOGY_MODE=disaggregated", "DYN_EPP_ROLE_LABEL=a/b",
+		"DYN_EPP_MAX_NUM_BATCHED_TOKENS=100", "DYN_EPP_PREFILL_MAX_NUM_BATCHED_TOKENS=200");
+	ok(r.roles == KVP_PODS_BY_LABEL && !strcmp(r.role_label, "a/b") &&
+			r.capacity[KVP_PART_PREFILL].max_num_batched_tokens == 200 &&
+			r.capacity[KVP_PART_DECODE].max_num_batched_tokens == 100 && !r.has_decode_events,
+		"roles by label, capacities by role");
+	r = RULES("DYN_EPP_PREFILL_INFERENCE_POOL_NAME=q", "DYN_ROUTER_CONDITIONAL_DISAGG=true",
+		"KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL=d", "KVPICK_EPP_KV_TRANSFER_ENFORCEMENT=preferred",
+		"KVPICK_EPP_TAINT_LABELS=x,y");
+	ok(r.roles == KVP_PODS_BY_POOL && r.has_decode_events && !strcmp(r.domain_label, "d") &&
+			!strcmp(r.enforcement, "preferred") && !strcmp(r.taint_labels, "x,y"),
+		"two pools");
+}
+
 int main(void)
 {
 	json = kvp_json_new();
@@ -469,6 +524,7 @@ int main(void)
 	roles();
 	ports();
 	slices();
+	settings();
 	kvp_jw_free(&body);
 	kvp_json_free(json);
 	kvp_json_free(other);
