@@ -722,6 +722,12 @@ def churn():
               f"{(ticks(pid) - cpu) / os.sysconf('SC_CLK_TCK'):.2f} s of CPU, has {int(rss) // 1024} MiB")
         for e in envoys:
             e.close()
+        with stub.lock:
+            for i in range(many):
+                stub.put("pods", pod(names[i], address(i, 1), ready=False))
+        start = time.monotonic()
+        tap.ok(wait_for(lambda: not node.metric("indexer_catalogue_schedulable"), 60), "all leave Ready at once: none is left")
+        print(f"# {many} pods not ready at once: none is a worker after {time.monotonic() - start:.2f} s")
     stub.close()
 
 
