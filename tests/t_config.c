@@ -263,6 +263,8 @@ static void rules(void)
 	BAD("--replica-sync-peers;tcp://a:1", "", "--replica-sync-peers requires --replica-sync-port");
 	BAD("--replica-sync-port;8092", "", "KVPICK_PORT;KVPICK_REPLICA_SYNC_PORT;8092");
 	BAD("", "DYN_EPP_PEER_SERVICE=s", "DYN_EPP_PEER_SERVICE;POD_IP");
+	BAD("", "DYN_EPP_PEER_SERVICE=s;POD_IP=10.0.0.1;KVPICK_WORKERS_FILE=/f",
+		"DYN_EPP_PEER_SERVICE;KVPICK_WORKERS_FILE");
 	good("", "DYN_EPP_PEER_SERVICE=s;POD_IP=10.0.0.1", "peer service");
 	ok(cfg.eff.sync_port == 9092 && cfg.eff.peer_on, "turns the sync plane on at the published port");
 	BAD("", "KVPICK_SLOT_BEAT_MS=1000", "KVPICK_SLOT_STUCK_MS;KVPICK_SLOT_BEAT_MS");

@@ -158,6 +158,10 @@ static void cross_node(const struct kvp_config *c, struct kvp_config_err *err)
 				   "(KVPICK_REPLICA_SYNC_PEERS, KVPICK_REPLICA_SYNC_PORT)");
 	if (c->epp_peer_service[0] && !c->pod_ip[0])
 		kvp_cfg_error(err, "DYN_EPP_PEER_SERVICE requires POD_IP");
+	if (c->epp_peer_service[0] && c->workers_file[0])
+		kvp_cfg_error(err,
+			"DYN_EPP_PEER_SERVICE is watched in Kubernetes, which KVPICK_WORKERS_FILE takes "
+			"the place of; use KVPICK_REPLICA_SYNC_PEERS");
 	if (!c->epp_tls_cert_file[0] != !c->epp_tls_key_file[0])
 		kvp_cfg_error(err, "KVPICK_EPP_TLS_CERT_FILE and KVPICK_EPP_TLS_KEY_FILE: both or neither");
 	if (c->epp_body_budget_bytes < c->epp_max_body_bytes)
