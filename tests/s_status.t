@@ -15,6 +15,7 @@ def status(node, port=None, **headers):
 
 
 def page(node, metrics):
+    wait_for(lambda: len(status(node)[1]["processes"]) == 4)  # the API answers before the last one has joined
     s, body = status(node)
     tap.same((s, body["instance"], body["index"]["ready"], body["ready"]), (200, "default", True, False),
              "an empty node: index ready, node not")
