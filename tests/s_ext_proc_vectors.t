@@ -27,7 +27,7 @@ from node import SLOW, Node, Tap, free_port, wait_for, worker
 
 NOT_DRIVEN = {
     "resp_req_headers_fallbacks": "the node names one endpoint",
-    "resp_req_headers_disaggregated": "picks of two legs are not built",
+    "resp_req_headers_disaggregated": "needs workers with roles: tests/s_disagg.t",
     "resp_req_body_replace_buffered": "a body is only replaced together with the routing headers",
     "resp_req_body_clear": "never sent: no body is cleared",
     "resp_mode_override": "never sent",

@@ -122,7 +122,8 @@ int main(void)
 	if (mem == MAP_FAILED || kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, &cat) ||
 		kvp_cat_w_open(&cat, &w))
 		return 1;
-	kvp_pool_open(&p, &cat, (struct kvp_str){"m", 1}, (struct kvp_str){"default", 7});
+	kvp_pool_open(
+		&p, &cat, KVP_PART_AGGREGATED, (struct kvp_str){"m", 1}, (struct kvp_str){"default", 7});
 	ok(kvp_pool_refresh(&p) == KVP_OK && p.cnt == 0, "an empty catalogue is an empty pool");
 	ok(!kvp_pool_any(&p, NULL, 0) && !kvp_pool_worker(&p, 1), "with nobody in it");
 	put(&w, 4, "http://Engine-Four:80/", "m", KVP_LIFE_SCHEDULABLE, 1);

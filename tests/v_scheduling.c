@@ -5,8 +5,8 @@
  *
  * Kinds of other modules: booking_sequence, deep_chain, expiry (tests/v_booking.c); config_start
  * (tests/t_config.c); queue_admission, queue_order, best_cached, busy_worker_ratio, policy_limits,
- * policy_yaml, drr, refresh (tests/v_policy.c). Kinds that nothing runs are skipped with the reason. The last
- * test names every kind that is in no list.
+ * policy_yaml, drr, refresh (tests/v_policy.c); conditional_disagg (tests/v_plan.c). Kinds that nothing runs
+ * are skipped with the reason. The last test names every kind that is in no list.
  */
 #include "daemons/common/config.h"
 #include "shm/score.h"
@@ -605,7 +605,7 @@ static const struct {
 	{"busy_flags", busy_flags}, {"deprecated_weight", deprecated_weight}};
 static const char *const elsewhere[] = {"booking_sequence", "deep_chain", "config_start", "queue_admission",
 	"queue_order", "best_cached", "busy_worker_ratio", "policy_limits", "policy_yaml", "drr", "refresh",
-	"expiry"};
+	"expiry", "conditional_disagg"};
 static const struct {
 	const char *kind, *why;
 } nowhere[] = {{"prefill_decay", "the load model that it needs is refused at start (README, Limits)"},

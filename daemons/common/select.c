@@ -393,5 +393,6 @@ void kvp_select_defaults(struct kvp_select_settings *set)
 		.prefill_busy_threshold = NAN,
 		.refresh_after_s = 10,
 		.records_routing = KVP_NO,
+		.decode_learns = KVP_YES,
 		.owner_kind = KVP_BOOK_FOR_NODE};
 }

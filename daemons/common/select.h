@@ -31,6 +31,7 @@ struct kvp_select_settings {
 	double refresh_after_s;		   /* wait after which the overlap is looked up again; <= 0 = never */
 	double prefill_busy_threshold;	   /* NaN = unset; for advisory selections */
 	enum kvp_tristate records_routing; /* bookings feed the index: explicit block hashes are checked */
+	enum kvp_tristate decode_learns;   /* bookings of the decode role feed the index like others */
 	enum kvp_booking_owner owner_kind;
 	enum kvp_affinity_mode affinity_mode;
 };

@@ -10,8 +10,8 @@
 #define NO_CAPACITY_TOK 10000000 /* prefill capacity of a worker that named none */
 #define PICK_RETRY_MAX 4	 /* validated bookings before one without validation */
 
-/* make_uuid writes a random version 4 UUID in its 36-byte text form. */
-static struct kvp_str make_uuid(char *out)
+/* A random version 4 UUID. */
+void kvp_selection_new_id(char out[KVP_SELECTION_NEW_ID_LEN + 1])
 {
 	static const char hex[] = "0123456789abcdef";
 	uint8_t b[16];
@@ -26,7 +26,13 @@ static struct kvp_str make_uuid(char *out)
 		*p++ = hex[b[i] >> 4];
 		*p++ = hex[b[i] & 15];
 	}
-	return (struct kvp_str){out, KVP_SEL_UUID_LEN};
+	*p = 0;
+}
+
+static struct kvp_str make_uuid(char *out)
+{
+	kvp_selection_new_id(out);
+	return (struct kvp_str){out, KVP_SELECTION_NEW_ID_LEN};
 }
 
 int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, struct kvp_str lora, uint64_t *h)
@@ -382,8 +388,8 @@ int kvp_selection_reserve(
 	uint64_t h;
 	uint32_t chosen = 0;
 	memset(a, 0, sizeof(*a));
-	kvp_sel_forget(s, KVP_PART_AGGREGATED, q);
-	int status = kvp_sel_open_partition(s, KVP_PART_AGGREGATED, q->model, q->group);
+	kvp_sel_forget(s, q->role, q);
+	int status = kvp_sel_open_partition(s, q->role, q->model, q->group);
 	status = status ? status : kvp_sel_prompt_begin(s, &q->prompt, KVP_PROMPT_USE_RESERVE);
 	if (status)
 		return status;

@@ -6,7 +6,6 @@
 #include "shm/active.h"
 
 #define KVP_SELECT_ERR_MAX 8192
-#define KVP_SEL_UUID_LEN 36
 #define KVP_SEL_BUSY_RETRY_MAX 64 /* a rank under recount, an output block of another process under way */
 
 /* A growing scratch array; growing keeps no contents. */

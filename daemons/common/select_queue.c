@@ -134,7 +134,7 @@ static int store(struct kvp_selection *s, const struct kvp_select_request *q, en
 	struct kvp_str none = {NULL, 0};
 	struct kvp_str str[STR_CNT] = {q->selection_id, q->model, q->group, q->prompt.lora, none};
 	if (!str[STR_ID].ptr)
-		str[STR_ID] = resv ? (struct kvp_str){s->id, KVP_SEL_UUID_LEN} : none;
+		str[STR_ID] = resv ? (struct kvp_str){s->id, KVP_SELECTION_NEW_ID_LEN} : none;
 	if (session->steer == KVP_YES || kvp_sel_steerable(s, q))
 		str[STR_SESSION] = q->session_id;
 	kvp_sel_hash_rest(s); /* whoever looks the overlap up again has no tokens */

@@ -52,7 +52,8 @@ void kvp_sel_tell_routed(
 
 void kvp_sel_tell_prompt(struct kvp_selection *s, const struct kvp_sel_rank *r)
 {
-	if (s->set.records_routing != KVP_YES)
+	if (s->set.records_routing != KVP_YES ||
+		(s->part.role == KVP_PART_DECODE && s->set.decode_learns != KVP_YES))
 		return;
 	kvp_sel_hash_rest(s);
 	kvp_sel_tell_routed(s, r, s->prompt.local_cnt, s->prompt.local);

@@ -66,6 +66,21 @@ static void tend(struct discovery *d)
 	}
 }
 
+/* set_roles: without roles in the topology they mean nothing; with them a worker without one gets no
+ * requests. */
+static void set_roles(const struct discovery *d, struct kvp_workers_list *list)
+{
+	uint32_t missing = 0;
+	for (uint32_t i = 0; i < list->cnt; i++) {
+		missing += list->want[i].role == KVP_PART_AGGREGATED;
+		if (!d->boot.config->eff.disaggregated)
+			list->want[i].role = KVP_PART_AGGREGATED;
+	}
+	if (missing && d->boot.config->eff.disaggregated)
+		KVP_LOG_W("discovery.workers", "reason=role_label_missing workers=%u effect=%s", missing,
+			"they get no requests: the topology is disaggregated");
+}
+
 /* read_file takes a new version. A bad one changes nothing. KVP_OK; KVP_ERR_* as read. */
 static int read_file(struct discovery *d)
 {
@@ -74,6 +89,7 @@ static int read_file(struct discovery *d)
 	uint64_t twice = 0;
 	int rc = kvp_workers_file_read(d->file.path, &list, err, sizeof(err));
 	if (!rc) {
+		set_roles(d, &list);
 		rc = kvp_catalog_set(d->catalog, list.want, list.cnt, &twice);
 		if (rc == KVP_ERR_EXISTS)
 			snprintf(err, sizeof(err), "worker_id %llu comes twice", (unsigned long long)twice);

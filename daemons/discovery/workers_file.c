@@ -15,9 +15,13 @@
 
 #define DEPTH_MAX 8 /* of a worker */
 
+/* Beside the members of a registration: which role the worker has, with roles. */
+#define ROLE "role"
+
 struct reading {
 	yaml_document_t doc;
-	struct kvp_jw w; /* the worker at hand */
+	enum kvp_part_role role; /* of the worker at hand */
+	struct kvp_jw w;	 /* the worker at hand */
 	struct kvp_json *json;
 	char *err;
 	size_t err_cap;
@@ -106,6 +110,8 @@ static int value(struct reading *r, int at, int depth)
 			yaml_node_t *k = yaml_document_get_node(&r->doc, p->key);
 			if (!k || k->type != YAML_SCALAR_NODE)
 				return fail(r, n, KVP_ERR_PROTO, "a key is not a scalar", "");
+			if (depth == 0 && strcmp((const char *)k->data.scalar.value, ROLE) == 0)
+				continue;
 			kvp_jw_keyn(&r->w, (const char *)k->data.scalar.value, k->data.scalar.length);
 			rc = value(r, p->value, depth + 1);
 		}
@@ -116,6 +122,17 @@ static int value(struct reading *r, int at, int depth)
 
 /* ---- one worker ---- */
 
+static int read_role(struct reading *r, const yaml_node_t *at)
+{
+	if (!at || at->type != YAML_SCALAR_NODE)
+		return fail(r, at, KVP_ERR_PROTO, "role is not prefill or decode", "");
+	if (!is_word(at, "prefill") && !is_word(at, "decode"))
+		return fail(r, at, KVP_ERR_PROTO, "role is not prefill or decode",
+			(const char *)at->data.scalar.value);
+	r->role = is_word(at, "prefill") ? KVP_PART_PREFILL : KVP_PART_DECODE;
+	return KVP_OK;
+}
+
 /* check_members: every key is a member of a registration, and comes once. */
 static int check_members(struct reading *r, const yaml_node_t *n)
 {
@@ -124,8 +141,12 @@ static int check_members(struct reading *r, const yaml_node_t *n)
 		if (!k || k->type != YAML_SCALAR_NODE)
 			return fail(r, n, KVP_ERR_PROTO, "a key is not a scalar", "");
 		const char *name = (const char *)k->data.scalar.value;
-		if (strlen(name) != k->data.scalar.length || !kvp_wrec_is_member(name))
+		int is_role = strcmp(name, ROLE) == 0;
+		if (strlen(name) != k->data.scalar.length || (!is_role && !kvp_wrec_is_member(name)))
 			return fail(r, k, KVP_ERR_PROTO, "unknown member", name);
+		int rc = is_role ? read_role(r, yaml_document_get_node(&r->doc, p->value)) : KVP_OK;
+		if (rc)
+			return rc;
 		for (yaml_node_pair_t *q = n->data.mapping.pairs.start; q < p; q++) {
 			const yaml_node_t *o = yaml_document_get_node(&r->doc, q->key);
 			if (strcmp((const char *)o->data.scalar.value, name) == 0)
@@ -143,6 +164,7 @@ static int one_worker(struct reading *r, int at)
 	if (!n || n->type != YAML_MAPPING_NODE)
 		return fail(r, n, KVP_ERR_PROTO, "a worker is not a mapping", "");
 	kvp_jw_reset(&r->w);
+	r->role = KVP_PART_AGGREGATED;
 	int rc = check_members(r, n);
 	rc = rc ? rc : value(r, at, 0);
 	if (rc)
@@ -155,7 +177,7 @@ static int one_worker(struct reading *r, int at)
 	if (json) {
 		memcpy(json, r->w.buf, r->w.len);
 		r->list.want[r->list.cnt++] = (struct kvp_catalog_want){
-			.worker_id = rec.worker_id, .json = json, .len = (uint32_t)r->w.len};
+			.worker_id = rec.worker_id, .json = json, .len = (uint32_t)r->w.len, .role = r->role};
 	}
 	kvp_wrec_free(&rec);
 	return json ? KVP_OK : fail(r, n, KVP_ERR_SYS, "out of memory", "");

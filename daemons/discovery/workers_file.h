@@ -1,7 +1,8 @@
 /* daemons/discovery/workers_file.h — a file that lists workers: read, checked, watched.
  *
  * Shape      YAML (JSON is a part of it): a mapping with the one key `workers`, a list of WorkerRequest
- *            objects as the Selection API takes them. A change is what stat tells: the file is read when it
+ *            objects as the Selection API takes them, each with `role` prefill or decode where the topology
+ *            has roles. A change is what stat tells: the file is read when it
  *            looks the same for KVP_WORKERS_QUIET_NS, so a file that is being written is not.
  * Truth      the file.
  * Writers    people and programs outside; here nobody.

@@ -19,9 +19,9 @@ void kvp_epp_log_refusal(const struct kvp_job *j, const char *stage, int status,
 			SHOWN(j->ask.request_id), SHOWN(j->ask.traceparent), stage, why, status);
 }
 
-static struct kvp_str id_of(const struct kvp_job *j)
+static struct kvp_str id_of(const struct kvp_leg *l)
 {
-	return (struct kvp_str){j->id, j->id_len};
+	return (struct kvp_str){l->id, l->id_len};
 }
 
 int kvp_epp_keep(void *ctx, int64_t bytes)
@@ -37,13 +37,18 @@ int kvp_epp_keep(void *ctx, int64_t bytes)
 
 void kvp_epp_prefill_done(void *ctx)
 {
-	struct kvp_job *j = ctx;
+	kvp_plan_first_body(&((struct kvp_job *)ctx)->plan);
+}
+
+void kvp_epp_leg_prefilled(struct kvp_leg *l)
+{
+	struct kvp_job *j = l->job;
 	uint64_t from = kvp_stage_now(j->is_timed);
-	int status = kvp_selection_prefill_complete(j->x->selection, id_of(j));
+	int status = kvp_selection_prefill_complete(j->x->selection, id_of(l));
 	kvp_stage_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_BOOK_NS, from);
 	if (j->is_logged)
 		KVP_LOG_I("epp.lifecycle_callback", "operation=prefill_complete reservation=%.*s status=%d",
-			(int)j->id_len, j->id, status);
+			(int)l->id_len, l->id, status);
 	kvp_epp_count(
 		j->x, status == 200 || status == 404 ? KVP_CTR_EPP_PREFILL_OK : KVP_CTR_EPP_PREFILL_BAD);
 }
@@ -76,51 +81,51 @@ void kvp_epp_free_again(struct kvp_epp *x)
 
 /* ---- leases ---- */
 
-static void renew_late(struct kvp_job *j)
+static void renew_late(struct kvp_leg *l)
 {
-	struct kvp_epp *x = j->x;
+	struct kvp_epp *x = l->job->x;
 	uint64_t lease_ns = x->boot.config->lease_secs * 1000000000ull;
-	j->renew_ns = kvp_loop_now_ns(x->loop) + lease_ns / RENEWALS_A_LEASE;
-	j->later = NULL;
-	j->sooner = x->renew_last;
+	l->renew_ns = kvp_loop_now_ns(x->loop) + lease_ns / RENEWALS_A_LEASE;
+	l->later = NULL;
+	l->sooner = x->renew_last;
 	if (x->renew_last)
-		x->renew_last->later = j;
+		x->renew_last->later = l;
 	else
-		x->renew_first = j;
-	x->renew_last = j;
+		x->renew_first = l;
+	x->renew_last = l;
 }
 
-static void renew_never(struct kvp_job *j)
+static void renew_never(struct kvp_leg *l)
 {
-	struct kvp_epp *x = j->x;
-	if (!j->renew_ns)
+	struct kvp_epp *x = l->job->x;
+	if (!l->renew_ns)
 		return;
-	j->renew_ns = 0;
-	if (j->sooner)
-		j->sooner->later = j->later;
+	l->renew_ns = 0;
+	if (l->sooner)
+		l->sooner->later = l->later;
 	else
-		x->renew_first = j->later;
-	if (j->later)
-		j->later->sooner = j->sooner;
+		x->renew_first = l->later;
+	if (l->later)
+		l->later->sooner = l->sooner;
 	else
-		x->renew_last = j->sooner;
+		x->renew_last = l->sooner;
 }
 
-void kvp_epp_booked(struct kvp_job *j)
+void kvp_epp_booked(struct kvp_leg *l)
 {
-	if (kvp_resv_find(&j->x->boot.region->book, j->id, j->id_len, &j->booking) == KVP_OK)
-		renew_late(j);
+	if (kvp_resv_find(&l->job->x->boot.region->book, l->id, l->id_len, &l->booking) == KVP_OK)
+		renew_late(l);
 }
 
 void kvp_epp_renew(struct kvp_epp *x)
 {
 	uint64_t now = kvp_loop_now_ns(x->loop);
 	while (x->renew_first && x->renew_first->renew_ns <= now) {
-		struct kvp_job *j = x->renew_first;
-		renew_never(j);
-		if (kvp_resv_renew(&x->boot.region->book, j->booking, now) == KVP_OK) {
+		struct kvp_leg *l = x->renew_first;
+		renew_never(l);
+		if (kvp_resv_renew(&x->boot.region->book, l->booking, now) == KVP_OK) {
 			kvp_epp_count(x, KVP_CTR_EPP_RENEWED);
-			renew_late(j);
+			renew_late(l);
 		} else {
 			/* Its worker has gone, or this process was stopped for longer than a lease. */
 			kvp_epp_count(x, KVP_CTR_EPP_LEASE_LOST);
@@ -128,20 +133,30 @@ void kvp_epp_renew(struct kvp_epp *x)
 	}
 }
 
+void kvp_epp_free_leg(struct kvp_leg *l)
+{
+	struct kvp_job *j = l->job;
+	renew_never(l);
+	if (j->is_logged)
+		KVP_LOG_I("epp.lifecycle_callback", "operation=request_complete reservation=%.*s",
+			(int)l->id_len, l->id);
+	uint64_t from = kvp_stage_now(j->is_timed);
+	kvp_epp_free_id(j->x, l->id, l->id_len);
+	kvp_stage_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_BOOK_NS, from);
+	l->id_len = 0;
+}
+
 void kvp_epp_release(void *ctx)
 {
 	struct kvp_job *j = ctx;
-	renew_never(j);
-	if (j->is_logged)
-		KVP_LOG_I("epp.lifecycle_callback", "operation=request_complete reservation=%.*s",
-			(int)j->id_len, j->id);
-	uint64_t from = kvp_stage_now(j->is_timed);
-	kvp_epp_free_id(j->x, j->id, j->id_len);
-	kvp_stage_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_BOOK_NS, from);
-	j->id_len = 0;
-	if (j->ask.session_final == KVP_YES && j->ask.session_id.len)
-		kvp_selection_end_session(j->x->selection, KVP_PART_AGGREGATED, j->x->pool.model,
-			j->x->pool.group, j->ask.session_id);
+	struct kvp_epp *x = j->x;
+	kvp_plan_end(&j->plan);
+	if (j->ask.session_final != KVP_YES || !j->ask.session_id.len)
+		return;
+	for (int i = 0; i < KVP_PLAN_LEGS; i++)
+		if (x->pool[i].cat)
+			kvp_selection_end_session(x->selection, x->pool[i].role, x->pool[i].model,
+				x->pool[i].group, j->ask.session_id);
 }
 
 /* ---- the proxy used another worker ---- */
@@ -151,26 +166,29 @@ void kvp_epp_release(void *ctx)
 static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uint32_t dp_rank)
 {
 	struct kvp_epp *x = j->x;
+	struct kvp_leg *l = kvp_epp_main(j);
+	struct kvp_pool *pool = &x->pool[KVP_PLAN_MAIN];
 	struct kvp_book *b = &x->boot.region->book;
 	struct kvp_resv_info *info = malloc(sizeof(*info));
 	struct kvp_select_answer a;
 	uint64_t h, *seq = NULL;
 	uint32_t cnt = 0;
-	int ok = info && kvp_resv_find(b, j->id, j->id_len, &h) == KVP_OK &&
+	int ok = info && kvp_resv_find(b, l->id, l->id_len, &h) == KVP_OK &&
 		 kvp_resv_info(b, h, info) == KVP_OK;
 	if (ok)
 		seq = malloc((info->seq_cnt + 1) * sizeof(*seq));
 	ok = seq && kvp_resv_seq(b, h, 0, seq, info->seq_cnt, &cnt) == KVP_OK;
 	if (ok) {
-		struct kvp_reserve_request q = {.model = x->pool.model,
-			.group = x->pool.group,
+		struct kvp_reserve_request q = {.role = pool->role,
+			.model = pool->model,
+			.group = pool->group,
 			.worker_id = m->worker_id,
 			.dp_rank = dp_rank,
 			.override = KVP_EPP_NO_OVERRIDE,
 			.expected_output_tok = info->expected_output_tok,
 			.has_effective_prefill = KVP_YES,
 			.effective_prefill_tok = info->prefill_tok,
-			.track_prefill_tokens = KVP_UNSET,
+			.track_prefill_tokens = j->plan.form == KVP_PLAN_PAIR ? KVP_NO : KVP_UNSET,
 			.session_id = j->ask.session_id};
 		q.prompt = (struct kvp_prompt){.form = KVP_PROMPT_HASHES,
 			.seq_hash = seq,
@@ -179,17 +197,17 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 			.isl_tok = info->isl_tok,
 			.lora = {info->lora, info->lora_len},
 			.eagle = KVP_UNSET};
-		renew_never(j);
-		kvp_epp_free_id(x, j->id, j->id_len);
-		memcpy(j->id + j->id_len, "~1", 3);
-		j->id_len += 2;
-		q.selection_id = id_of(j);
+		renew_never(l);
+		kvp_epp_free_id(x, l->id, l->id_len);
+		memcpy(l->id + l->id_len, "~1", 3);
+		l->id_len += 2;
+		q.selection_id = id_of(l);
 		int status = kvp_selection_reserve(x->selection, &q, &a);
 		kvp_epp_count(x, status == 201 ? KVP_CTR_EPP_MOVED : KVP_CTR_EPP_NOT_MOVED);
 		if (status == 201) {
-			j->worker_id = m->worker_id;
-			j->dp_rank = dp_rank;
-			kvp_epp_booked(j);
+			l->worker_id = m->worker_id;
+			l->dp_rank = dp_rank;
+			kvp_epp_booked(l);
 		}
 	} else {
 		kvp_epp_count(x, KVP_CTR_EPP_NOT_MOVED);
@@ -202,11 +220,13 @@ void kvp_epp_served(void *ctx, struct kvp_extproc_str endpoint)
 {
 	struct kvp_job *j = ctx;
 	struct kvp_epp *x = j->x;
-	kvp_pool_refresh(&x->pool);
+	struct kvp_leg *l = kvp_epp_main(j);
+	struct kvp_pool *pool = &x->pool[KVP_PLAN_MAIN];
+	kvp_pool_refresh(pool);
 	uint32_t rank = 0;
-	const struct kvp_pool_member *m = kvp_pool_at(&x->pool, endpoint, x->ports, &rank);
+	const struct kvp_pool_member *m = kvp_pool_at(pool, endpoint, x->ports, &rank);
 	/* Without ports of their own the ranks of a worker can't be told apart here. */
-	if (m && m->worker_id == j->worker_id && (x->ports == KVP_POOL_ONE_PORT || rank == j->dp_rank))
+	if (m && m->worker_id == l->worker_id && (x->ports == KVP_POOL_ONE_PORT || rank == l->dp_rank))
 		return;
 	kvp_epp_count(x, KVP_CTR_EPP_MISMATCH);
 	if (m)
@@ -226,7 +246,7 @@ void kvp_epp_response_headers(void *ctx, const struct kvp_extproc_header *header
 {
 	struct kvp_job *j = ctx;
 	enum kvp_usage_form form = KVP_USAGE_JSON;
-	if (!j->id_len || j->has_usage)
+	if (!kvp_epp_main(j)->id_len || j->has_usage)
 		return;
 	for (uint32_t i = 0; i < cnt; i++)
 		if (name_is(header[i].key, "content-type") && header[i].value.len &&
@@ -239,27 +259,32 @@ void kvp_epp_response_headers(void *ctx, const struct kvp_extproc_header *header
 /* track_output adds an output block each time that the events of the stream have filled one. */
 static void track_output(struct kvp_job *j)
 {
+	struct kvp_leg *l = kvp_epp_main(j);
 	double fraction = 0, *decay = NULL;
-	if (!j->x->boot.config->track_output_blocks || !j->id_len || !j->block_size)
+	if (!j->x->boot.config->track_output_blocks || !l->id_len || !l->block_size)
 		return;
-	while (j->usage.event_cnt - j->out_events >= j->block_size) {
-		j->out_events += j->block_size;
+	while (j->usage.event_cnt - j->out_events >= l->block_size) {
+		j->out_events += l->block_size;
 		if (j->ask.expected_output_tok) {
 			fraction = 1.0 - (double)j->out_events / j->ask.expected_output_tok;
 			fraction = fraction > 0 ? fraction : 0;
 			decay = &fraction;
 		}
-		if (kvp_selection_output_block(j->x->selection, id_of(j), decay) == 200)
+		if (kvp_selection_output_block(j->x->selection, id_of(l), decay) == 200)
 			kvp_epp_count(j->x, KVP_CTR_EPP_OUTPUT_BLOCKS);
 	}
 }
 
-/* compare looks whether what the index predicts is what engines report. */
+/* compare looks whether what the index predicts is what engines report. What a decode engine got from a
+ * prefill engine may be cached to it: of a pair nothing is compared. */
 static void compare(struct kvp_job *j, uint64_t reported_tok)
 {
 	struct kvp_epp *x = j->x;
+	const struct kvp_leg *l = kvp_epp_main(j);
+	if (j->plan.form == KVP_PLAN_PAIR)
+		return;
 	enum kvp_mismatch_word w =
-		kvp_mismatch_report(&x->mismatch, j->isl_tok, j->predicted_tok, reported_tok);
+		kvp_mismatch_report(&x->mismatch, l->isl_tok, l->predicted_tok, reported_tok);
 	kvp_ctr_set(x->boot.ctr, KVP_CTR_EPP_INDEX_MISMATCH, (uint64_t)x->mismatch.stands);
 	if (w)
 		KVP_LOG_W("extproc.mismatch", "model=%s engines_report=%s", x->boot.config->model_name,
@@ -353,12 +378,13 @@ void kvp_epp_job_ended(struct kvp_job *j)
 	if (j->is_logged && !j->pick_ns) /* it ended before its body did: for its id and trace */
 		kvp_epp_read_head(j, j->stream.header, j->stream.header_cnt);
 	kvp_hist_add(j->x->boot.ctr, hist[o], took_ns);
+	const struct kvp_leg *l = kvp_epp_main(j);
 	if (j->is_logged)
 		KVP_LOG_I("epp.request_finished",
 			"request_id=%.*s traceparent=%.*s outcome=%s upstream_status=%d worker=%llu rank=%u "
 			"prompt_tokens=%llu predicted_tokens=%llu ms=%llu",
 			SHOWN(j->ask.request_id), SHOWN(j->ask.traceparent), kvp_stream_outcome_name(o),
-			j->stream.http_status, (unsigned long long)j->worker_id, j->dp_rank,
-			(unsigned long long)j->isl_tok, (unsigned long long)j->predicted_tok,
+			j->stream.http_status, (unsigned long long)l->worker_id, l->dp_rank,
+			(unsigned long long)l->isl_tok, (unsigned long long)l->predicted_tok,
 			(unsigned long long)(took_ns / 1000000));
 }

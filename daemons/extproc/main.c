@@ -10,8 +10,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#define HEAP_BLOCK_BYTES (4 << 20)  /* a larger one is mapped on its own */
-#define HEAP_SPARE_BYTES (64 << 20) /* free memory at the end of the heap that stays */
+#define HEAP_BLOCK_BYTES (4 << 20)     /* a larger one is mapped on its own */
+#define HEAP_SPARE_BYTES (64 << 20)    /* free memory at the end of the heap that stays */
 #define TOUCH_BYTES (1u << 20)	       /* a beat */
 #define TOUCH_FIRST_BYTES (256u << 20) /* before it serves */
 
@@ -79,6 +79,9 @@ static int open_signals(struct kvp_epp *x)
 
 static int open_selection(struct kvp_epp *x)
 {
+	static const enum kvp_cond_policy cond_policy[] = {[KVP_COND_ISL_BOUNDING] = KVP_COND_BY_ISL,
+		[KVP_COND_PREFILL_LOAD] = KVP_COND_BY_PREFILL_LOAD,
+		[KVP_COND_ISL_OR_LOAD] = KVP_COND_BY_EITHER};
 	const struct kvp_config *cfg = x->boot.config;
 	struct kvp_select_settings set;
 	struct kvp_policy_err why;
@@ -90,9 +93,17 @@ static int open_selection(struct kvp_epp *x)
 	}
 	set.policy = &x->policy;
 	x->selection = kvp_select_open(x->boot.region, x->boot.owner, x->boot.ctr, &set);
-	kvp_pool_open(&x->pool, &x->boot.region->cat,
-		(struct kvp_str){cfg->model_name, strlen(cfg->model_name)},
-		(struct kvp_str){KVP_EPP_GROUP, strlen(KVP_EPP_GROUP)});
+	struct kvp_str model = {cfg->model_name, strlen(cfg->model_name)};
+	struct kvp_str group = {KVP_EPP_GROUP, strlen(KVP_EPP_GROUP)};
+	kvp_pool_open(&x->pool[KVP_PLAN_MAIN], &x->boot.region->cat,
+		cfg->eff.disaggregated ? KVP_PART_DECODE : KVP_PART_AGGREGATED, model, group);
+	if (cfg->eff.disaggregated)
+		kvp_pool_open(
+			&x->pool[KVP_PLAN_PREFILL], &x->boot.region->cat, KVP_PART_PREFILL, model, group);
+	x->cond = (struct kvp_cond_cfg){.policy = cond_policy[cfg->conditional_disagg_policy],
+		.isl_max_tok = cfg->conditional_disagg_eff_isl,
+		.ratio_max = cfg->conditional_disagg_ratio,
+		.has_decode_gate = kvp_config_has(cfg->decode_busy_threshold) ? KVP_YES : KVP_NO};
 	x->ports = cfg->epp_dp_routing == KVP_DP_PORT ? KVP_POOL_RANK_PORTS : KVP_POOL_ONE_PORT;
 	x->stream_cfg = (struct kvp_stream_cfg){.body_max = cfg->epp_max_body_bytes,
 		.assumed_mode =
@@ -126,19 +137,9 @@ static int open_tokenizer(struct kvp_epp *x)
 	return rc;
 }
 
-/* Two legs under one request are not built: to book one and say nothing would be wrong accounting. */
-static int check_topology(const struct kvp_epp *x)
-{
-	if (!x->boot.config->eff.disaggregated)
-		return KVP_OK;
-	KVP_LOG_E("extproc.topology", "reason=%s", "this version routes to aggregated workers only");
-	return KVP_ERR_INVAL;
-}
-
 static int open_all(struct kvp_epp *x)
 {
-	int rc = check_topology(x);
-	rc = rc ? rc : kvp_loop_open(&x->loop, 0);
+	int rc = kvp_loop_open(&x->loop, 0);
 	rc = rc ? rc : open_signals(x);
 	rc = rc ? rc : open_selection(x);
 	rc = rc ? rc : open_tokenizer(x);
@@ -161,7 +162,8 @@ static void close_all(struct kvp_epp *x)
 	kvp_ask_close(&x->parser);
 	kvp_selection_close(x->selection);
 	kvp_policy_drop(&x->policy);
-	kvp_pool_close(&x->pool);
+	for (int i = 0; i < KVP_PLAN_LEGS; i++)
+		kvp_pool_close(&x->pool[i]);
 	kvp_json_free(x->usage_json);
 	kvp_loop_close(x->loop);
 }
@@ -184,7 +186,8 @@ int main(int argc, char **argv)
 	}
 	on_beat(&x, &x.beat);
 	kvp_boot_control(&x.boot, KVP_CTL_RUN);
-	KVP_LOG_I("extproc.run", "model=%s", x.boot.config->model_name);
+	KVP_LOG_I("extproc.run", "model=%s topology=%s", x.boot.config->model_name,
+		x.boot.config->eff.disaggregated ? "disaggregated" : "aggregated");
 	rc = kvp_loop_run(x.loop);
 	close_all(&x);
 	return rc ? KVP_EXIT_AGAIN : KVP_EXIT_OK;

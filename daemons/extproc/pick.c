@@ -8,6 +8,9 @@
 #include <string.h>
 
 static const char *const no_endpoints = "no endpoints available";
+/* With roles the text says which one is missing. */
+const char *const kvp_epp_no_endpoints[KVP_PLAN_LEGS] = {
+	"no prefill endpoints available", "no decode endpoints available"};
 
 /* give_permit gives back what admit took. */
 static void give_permit(struct kvp_job *j)
@@ -27,51 +30,12 @@ static void forget_tokens(struct kvp_job *j)
 	j->is_rendered = 0;
 }
 
-static struct kvp_job **bucket(struct kvp_epp *x, uint64_t ticket)
-{
-	return &x->by_ticket[(uint32_t)ticket % KVP_EPP_BUCKETS];
-}
-
-static void unqueue(struct kvp_job *j)
-{
-	struct kvp_job **at = bucket(j->x, j->ticket);
-	while (*at != j)
-		at = &(*at)->chain;
-	*at = j->chain;
-	j->x->queued_cnt--;
-}
-
-static void unpark(struct kvp_job *j)
-{
-	*j->parkp = j->park;
-	if (j->park)
-		j->park->parkp = j->parkp;
-	j->parkp = NULL;
-}
-
-/* leave ends whatever a pick waits for. */
-static void leave(struct kvp_job *j)
-{
-	struct kvp_epp *x = j->x;
-	enum kvp_job_state was = j->state;
-	j->state = KVP_JOB_IDLE;
-	kvp_timer_cancel(x->loop, &j->deadline);
-	if (was == KVP_JOB_TOKENIZING) {
-		kvp_tkz_cancel(j->call);
-		j->call = NULL;
-	} else if (was == KVP_JOB_QUEUED) {
-		unqueue(j);
-		kvp_selection_cancel(x->selection, j->ticket);
-	} else if (was == KVP_JOB_PARKED) {
-		unpark(j);
-	}
-}
-
 static void done(struct kvp_job *j, const struct kvp_pick_answer *a)
 {
 	forget_tokens(j);
 	give_permit(j);
 	kvp_hist_add(j->x->boot.ctr, KVP_HIST_EPP_PICK_NS, kvp_clock_mono_ns() - j->pick_ns);
+	kvp_timer_cancel(j->x->loop, &j->deadline);
 	kvp_stream_picked(&j->stream, a);
 	free(j->salted);
 	j->salted = NULL;
@@ -114,7 +78,7 @@ static const char *code_of(enum kvp_ctr why, int status)
 	}
 }
 
-static void refuse(struct kvp_job *j, enum kvp_ctr why, int status, const char *text)
+void kvp_epp_refuse(struct kvp_job *j, enum kvp_ctr why, int status, const char *text)
 {
 	struct kvp_pick_answer a = {.status = status, .text = text};
 	if (status == 429)
@@ -124,18 +88,30 @@ static void refuse(struct kvp_job *j, enum kvp_ctr why, int status, const char *
 	done(j, &a);
 }
 
+/* may_be_local: a decode worker may prefill. */
+static int may_be_local(const struct kvp_epp *x)
+{
+	return !x->boot.config->enforce_disagg || x->boot.config->conditional_disagg;
+}
+
 /* admit_check: 0, or a refusal: nothing can be picked at all. */
 static int admit_check(struct kvp_epp *x, struct kvp_pick_answer *a)
 {
-	kvp_pool_refresh(&x->pool);
+	struct kvp_pool *first = &x->pool[KVP_PLAN_PREFILL], *pool = &x->pool[KVP_PLAN_MAIN];
+	kvp_pool_refresh(pool);
+	if (x->boot.config->eff.disaggregated)
+		kvp_pool_refresh(first);
 	*a = (struct kvp_pick_answer){.status = 503, .text = no_endpoints};
 	if (x->boot.config->eff.discovery_on && !kvp_gate_is_open(&x->boot.region->gates, KVP_GATE_WORKERS)) {
 		a->text = "pod reflector cache not ready";
 		kvp_epp_count(x, KVP_CTR_EPP_UNDISCOVERED);
 		return 1;
 	}
-	if (x->pool.cnt && !kvp_recov_is_shut(&x->boot.region->recov))
+	int is_shut = kvp_recov_is_shut(&x->boot.region->recov);
+	if (pool->cnt && !is_shut && (!x->boot.config->eff.disaggregated || first->cnt || may_be_local(x)))
 		return 0;
+	if (!is_shut && x->boot.config->eff.disaggregated)
+		a->text = kvp_epp_no_endpoints[pool->cnt ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN];
 	kvp_epp_count(x, KVP_CTR_EPP_NO_ENDPOINT);
 	return 1;
 }
@@ -159,45 +135,60 @@ int kvp_epp_admit(void *ctx, struct kvp_pick_answer *a)
 void kvp_epp_cancel(void *ctx)
 {
 	struct kvp_job *j = ctx;
-	leave(j);
+	if (j->call)
+		kvp_tkz_cancel(j->call);
+	j->call = NULL;
+	kvp_plan_end(&j->plan);
+	kvp_timer_cancel(j->x->loop, &j->deadline);
 	forget_tokens(j);
 	give_permit(j);
 }
 
 /* ---- what the selection is asked ---- */
 
-static uint32_t block_size_of(const struct kvp_epp *x)
+static uint32_t block_size_of(const struct kvp_epp *x, const struct kvp_pool *pool)
 {
 	struct kvp_part_fixed f;
 	uint32_t part;
-	if (kvp_cat_part_find(&x->boot.region->cat, KVP_PART_AGGREGATED, x->pool.model.ptr,
-		    (uint32_t)x->pool.model.len, x->pool.group.ptr, (uint32_t)x->pool.group.len, &part) ||
+	if (kvp_cat_part_find(&x->boot.region->cat, pool->role, pool->model.ptr, (uint32_t)pool->model.len,
+		    pool->group.ptr, (uint32_t)pool->group.len, &part) ||
 		kvp_cat_part_get(&x->boot.region->cat, part, &f))
 		return 0;
 	return f.block_size;
 }
 
-static const struct kvp_ask_tokens *kept_of(const struct kvp_job *j)
+const struct kvp_ask_tokens *kvp_epp_kept(const struct kvp_job *j)
 {
 	return j->is_rendered ? &j->kept : NULL;
 }
 
-/* request_of makes the request of the selection; t as in choose. Its prompt lies in the parser: valid until
- * the next one is made. */
-static int request_of(struct kvp_job *j, const struct kvp_ask_tokens *t, struct kvp_select_request *q)
+/* allow applies the subset hint. One that names no prefill endpoint is about where the request may go, not
+ * about who prefills. */
+static int allow(struct kvp_job *j, enum kvp_plan_leg leg, const uint64_t **ids, uint32_t *cnt)
+{
+	struct kvp_pool *pool = &j->x->pool[leg];
+	int rc = kvp_pool_refresh(pool);
+	rc = rc ? rc
+		: kvp_pool_allow(pool, j->pick.subset_hint, j->pick.subset, j->pick.subset_cnt, ids, cnt);
+	if (!rc && leg == KVP_PLAN_PREFILL && *ids && !*cnt)
+		rc = kvp_pool_allow(pool, KVP_EXTPROC_HINT_ABSENT, NULL, 0, ids, cnt);
+	return rc;
+}
+
+int kvp_epp_request(struct kvp_job *j, enum kvp_plan_leg leg, const struct kvp_ask_tokens *t,
+	struct kvp_select_request *q)
 {
 	struct kvp_epp *x = j->x;
 	uint64_t from = kvp_stage_now(j->is_timed);
 	int status = 0;
+	*q = (struct kvp_select_request){.role = x->pool[leg].role, .override = KVP_EPP_NO_OVERRIDE};
 	if (j->by_length)
 		kvp_ask_load_only(&j->ask, &q->prompt);
 	else
-		status = kvp_ask_prompt(
-			&x->parser, &j->ask, j->pick.body, j->pick.body_len, t, block_size_of(x), &q->prompt);
+		status = kvp_ask_prompt(&x->parser, &j->ask, j->pick.body, j->pick.body_len, t,
+			block_size_of(x, &x->pool[leg]), &q->prompt);
 	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_HASH_NS, from);
-	if (status || kvp_pool_refresh(&x->pool) ||
-		kvp_pool_allow(&x->pool, j->pick.subset_hint, j->pick.subset, j->pick.subset_cnt,
-			&q->allowed_worker_id, &q->allowed_cnt))
+	if (status || allow(j, leg, &q->allowed_worker_id, &q->allowed_cnt))
 		return 500;
 	kvp_ask_select(&x->parser, &j->ask, q);
 	return 0;
@@ -210,13 +201,14 @@ static int request_of(struct kvp_job *j, const struct kvp_ask_tokens *t, struct 
 static void add_fallbacks(struct kvp_job *j, const struct kvp_select_request *q, char *to, size_t cap)
 {
 	struct kvp_epp *x = j->x;
-	const uint32_t *rank = x->boot.config->epp_dp_routing == KVP_DP_HEADER ? &j->dp_rank : NULL;
+	const struct kvp_leg *l = kvp_epp_main(j);
+	const uint32_t *rank = x->boot.config->epp_dp_routing == KVP_DP_HEADER ? &l->dp_rank : NULL;
 	struct kvp_runner_up next[KVP_EPP_FALLBACK_MAX];
-	uint32_t cnt = kvp_selection_runners_up(x->selection, q, j->worker_id, rank, next,
-		(uint32_t)x->boot.config->epp_fallback_endpoints);
+	uint32_t cnt = kvp_selection_runners_up(
+		x->selection, q, l->worker_id, rank, next, (uint32_t)x->boot.config->epp_fallback_endpoints);
 	size_t len = strlen(to);
 	for (uint32_t i = 0; i < cnt; i++) {
-		const struct kvp_pool_member *m = kvp_pool_worker(&x->pool, next[i].worker_id);
+		const struct kvp_pool_member *m = kvp_pool_worker(&x->pool[KVP_PLAN_MAIN], next[i].worker_id);
 		if (!m || cap - len < KVP_POOL_TEXT + 1 ||
 			!kvp_pool_destination(m, next[i].dp_rank, x->ports, to + len + 1, cap - len - 1))
 			continue;
@@ -227,111 +219,66 @@ static void add_fallbacks(struct kvp_job *j, const struct kvp_select_request *q,
 	to[len] = 0;
 }
 
-/* q: the request as it was selected for; NULL: it waited, and is made anew where it is needed. */
-static void adopt(struct kvp_job *j, const struct kvp_select_request *q, const struct kvp_select_answer *got)
+static void count_answer(struct kvp_job *j)
 {
 	struct kvp_epp *x = j->x;
+	const struct kvp_leg *l = kvp_epp_main(j);
+	/* What is cached counts where the prompt is prefilled. */
+	uint64_t predicted =
+		j->leg[j->plan.form == KVP_PLAN_PAIR ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN].predicted_tok;
+	kvp_epp_count(x, KVP_CTR_EPP_BOOKED);
+	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_ISL, l->isl_tok);
+	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_REQUEST_BYTES, j->pick.body_len);
+	if (l->isl_tok)
+		kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_OVERLAP_PCT, 100 * predicted / l->isl_tok);
+	kvp_ctr_add(x->boot.ctr, KVP_CTR_EPP_PREDICTED_TOK, predicted);
+}
+
+static void add_rank(struct kvp_pick_answer *a, struct kvp_extproc_str name, uint32_t rank, char text[16])
+{
+	int n = snprintf(text, 16, "%u", rank);
+	a->extra[a->extra_cnt++] = (struct kvp_extproc_header){name, {text, (uint32_t)n}};
+}
+
+void kvp_epp_answer(struct kvp_job *j)
+{
+	struct kvp_epp *x = j->x;
+	const struct kvp_config *cfg = x->boot.config;
+	const struct kvp_leg *l = kvp_epp_main(j), *first = &j->leg[KVP_PLAN_PREFILL];
 	struct kvp_pick_answer a = {.status = 200, .has_booking = 1};
-	char to[KVP_POOL_TEXT * (1 + KVP_EPP_FALLBACK_MAX)], rank[16];
-	struct kvp_select_request again = {.role = KVP_PART_AGGREGATED, .override = KVP_EPP_NO_OVERRIDE};
-	uint32_t len = (uint32_t)got->selection_id.len;
-	if (len >= KVP_EPP_ID_MAX - 4) {
-		kvp_selection_free(x->selection, got->selection_id);
-		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "internal routing error");
-		return;
+	char to[KVP_POOL_TEXT * (1 + KVP_EPP_FALLBACK_MAX)], rank[KVP_PLAN_LEGS][16];
+	int is_pair = j->plan.form == KVP_PLAN_PAIR;
+	snprintf(to, sizeof(to), "%s", l->to);
+	/* A pair belongs together: another decode worker would not have been told of it. */
+	if (cfg->epp_fallback_endpoints && j->way == KVP_EPP_AGGREGATED) {
+		struct kvp_select_request again;
+		if (x->asked)
+			add_fallbacks(j, x->asked, to, sizeof(to));
+		else if (!kvp_epp_request(j, KVP_PLAN_MAIN, kvp_epp_kept(j), &again))
+			add_fallbacks(j, &again, to, sizeof(to));
 	}
-	memcpy(j->id, got->selection_id.ptr, len);
-	j->id_len = len;
-	j->worker_id = got->worker_id;
-	j->dp_rank = got->dp_rank;
-	j->isl_tok = got->isl_tok;
-	j->block_size = got->block_size;
-	kvp_pool_refresh(&x->pool);
-	const struct kvp_pool_member *m = kvp_pool_worker(&x->pool, j->worker_id);
-	if (!m || !kvp_pool_destination(m, j->dp_rank, x->ports, to, sizeof(to))) {
-		kvp_epp_free_id(x, j->id, j->id_len);
-		j->id_len = 0;
-		refuse(j, KVP_CTR_EPP_VANISHED, 503, no_endpoints);
-		return;
-	}
-	j->predicted_tok = got->overlap.longest_matched_tok;
-	if (x->boot.config->epp_fallback_endpoints && (q || !request_of(j, kept_of(j), &again)))
-		add_fallbacks(j, q ? q : &again, to, sizeof(to));
 	a.destination = (struct kvp_extproc_str){to, (uint32_t)strlen(to)};
-	if (x->boot.config->epp_dp_routing == KVP_DP_HEADER) {
-		int n = snprintf(rank, sizeof(rank), "%u", j->dp_rank);
-		a.extra[a.extra_cnt++] = (struct kvp_extproc_header){
-			KVP_EXTPROC_STR("x-data-parallel-rank"), {rank, (uint32_t)n}};
+	if (is_pair)
+		a.prefiller = (struct kvp_extproc_str){first->to, (uint32_t)strlen(first->to)};
+	if (cfg->epp_dp_routing == KVP_DP_HEADER) {
+		add_rank(&a, KVP_EXTPROC_STR("x-data-parallel-rank"), l->dp_rank, rank[KVP_PLAN_MAIN]);
+		if (is_pair)
+			add_rank(&a, KVP_EXTPROC_STR("x-prefiller-dp-rank"), first->dp_rank,
+				rank[KVP_PLAN_PREFILL]);
 	}
-	if (x->boot.config->epp_cache_salt_forwarding) {
+	if (cfg->epp_cache_salt_forwarding) {
 		uint64_t n = 0;
 		if (kvp_ask_salted(&x->parser, &j->ask, j->pick.body, j->pick.body_len, &j->salted, &n) ==
 			KVP_OK)
 			a.body = (struct kvp_extproc_str){j->salted, (uint32_t)n};
 	}
-	kvp_epp_booked(j);
-	kvp_epp_count(x, KVP_CTR_EPP_BOOKED);
-	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_ISL, j->isl_tok);
-	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_REQUEST_BYTES, j->pick.body_len);
-	if (j->isl_tok)
-		kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_OVERLAP_PCT, 100 * j->predicted_tok / j->isl_tok);
-	kvp_ctr_add(x->boot.ctr, KVP_CTR_EPP_PREDICTED_TOK, j->predicted_tok);
+	count_answer(j);
 	done(j, &a);
 }
 
-/* refuse_busy: a class that may not wait at all is shed; one that may has filled its queue. */
-static void refuse_busy(struct kvp_job *j)
-{
-	const struct kvp_select_refusal *r = kvp_selection_refusal(j->x->selection);
-	if (r && r->limit)
-		refuse(j, KVP_CTR_EPP_QUEUE_FULL, 429, "router queue limit reached");
-	else
-		refuse(j, KVP_CTR_EPP_BUSY, 429, "all eligible workers are overloaded");
-}
+/* ---- the tokenizer's answer ---- */
 
-/* settle turns the answer of the selection into the stream's. */
-static void settle(struct kvp_job *j, const struct kvp_select_request *q, int status,
-	const struct kvp_select_answer *got)
-{
-	kvp_timer_cancel(j->x->loop, &j->deadline);
-	j->state = KVP_JOB_IDLE;
-	kvp_hist_add(j->x->boot.ctr, status == 200 ? KVP_HIST_EPP_SEL_OK_NS : KVP_HIST_EPP_SEL_BAD_NS,
-		kvp_clock_mono_ns() - j->select_ns);
-	switch (status) {
-	case 200:
-		adopt(j, q, got);
-		break;
-	case 400:
-		refuse(j, KVP_CTR_EPP_NOT_ROUTABLE, 400, "request is not routable");
-		break;
-	case 409:
-		refuse(j, KVP_CTR_EPP_CONFLICT, 409, "reservation conflict");
-		break;
-	case 429:
-		refuse_busy(j);
-		break;
-	case 503:
-		refuse(j, KVP_CTR_EPP_NO_ENDPOINT, 503, no_endpoints);
-		break;
-	default:
-		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "internal routing error");
-		break;
-	}
-}
-
-static void on_deadline(void *ctx, struct kvp_timer *t)
-{
-	struct kvp_job *j = ctx;
-	(void)t;
-	leave(j);
-	kvp_hist_add(j->x->boot.ctr, KVP_HIST_EPP_SEL_BAD_NS, kvp_clock_mono_ns() - j->select_ns);
-	refuse(j, KVP_CTR_EPP_DEADLINE, 429, "no worker became free in time");
-}
-
-/* ---- selection ---- */
-
-/* keep_tokens copies a tokenizer's answer for a request that has to be tried again. */
-static int keep_tokens(struct kvp_job *j, const struct kvp_ask_tokens *t)
+int kvp_epp_keep_tokens(struct kvp_job *j, const struct kvp_ask_tokens *t)
 {
 	if (!t || t == &j->kept)
 		return 1;
@@ -348,132 +295,6 @@ static int keep_tokens(struct kvp_job *j, const struct kvp_ask_tokens *t)
 	j->kept.mm = j->kept_mm;
 	j->is_rendered = 1;
 	return 1;
-}
-
-static void on_retry(void *ctx, struct kvp_timer *t)
-{
-	(void)t;
-	kvp_epp_retry(ctx);
-}
-
-static void park(struct kvp_job *j, const struct kvp_ask_tokens *t)
-{
-	struct kvp_epp *x = j->x;
-	if (!keep_tokens(j, t)) {
-		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
-		return;
-	}
-	struct kvp_job **end = &x->parked;
-	while (*end)
-		end = &(*end)->park;
-	j->state = KVP_JOB_PARKED;
-	j->park = NULL;
-	j->parkp = end;
-	*end = j;
-	kvp_timer_set(
-		x->loop, &x->retry, kvp_loop_now_ns(x->loop) + KVP_SLEEP_MAX_MS * 1000000ull, on_retry, x);
-}
-
-static void queue(struct kvp_job *j, const struct kvp_ask_tokens *t, uint64_t ticket)
-{
-	/* Fallbacks are looked for when its turn has come; without memory, by load alone. */
-	if (j->x->boot.config->epp_fallback_endpoints && !keep_tokens(j, t))
-		j->by_length = 1;
-	struct kvp_job **b = bucket(j->x, ticket);
-	j->state = KVP_JOB_QUEUED;
-	j->ticket = ticket;
-	j->chain = *b;
-	*b = j;
-	j->x->queued_cnt++;
-	kvp_epp_count(j->x, KVP_CTR_EPP_QUEUED);
-}
-
-static int submit(struct kvp_job *j, const struct kvp_select_request *q, struct kvp_select_answer *got,
-	uint64_t *ticket)
-{
-	struct kvp_epp *x = j->x;
-	struct kvp_ctr_column_shm *c = x->boot.ctr;
-	struct kvp_select_times t = {0};
-	uint64_t from = kvp_stage_now(j->is_timed);
-	if (!j->is_timed)
-		return kvp_selection_submit(x->selection, q, KVP_SELECT_AND_RESERVE, got, ticket);
-	kvp_select_time(x->selection, &t);
-	int status = kvp_selection_submit(x->selection, q, KVP_SELECT_AND_RESERVE, got, ticket);
-	kvp_select_time(x->selection, NULL);
-	uint64_t all_ns = kvp_stage_now(1) - from, inner_ns = t.hash_ns + t.book_ns;
-	kvp_stage_sum(c, KVP_CTR_EPP_TIMED_SELECT_NS, all_ns > inner_ns ? all_ns - inner_ns : 0,
-		1 + t.hash_cnt + t.book_cnt);
-	kvp_stage_sum(c, KVP_CTR_EPP_TIMED_HASH_NS, t.hash_ns, t.hash_cnt);
-	kvp_stage_sum(c, KVP_CTR_EPP_TIMED_BOOK_NS, t.book_ns, t.book_cnt);
-	return status;
-}
-
-/* choose asks for a worker. t: the tokenizer's answer, NULL where there was no call. */
-static void choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
-{
-	struct kvp_epp *x = j->x;
-	struct kvp_select_request q = {.role = KVP_PART_AGGREGATED, .override = KVP_EPP_NO_OVERRIDE};
-	struct kvp_select_answer got;
-	uint64_t ticket = 0, now = kvp_clock_mono_ns(), limit_ms = x->boot.config->epp_selection_deadline_ms;
-	int status = request_of(j, t, &q);
-	if (status) {
-		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
-		return;
-	}
-	if (!j->select_ns)
-		j->select_ns = now;
-	q.no_wait = now - j->select_ns > KVP_EPP_SESSION_WAIT_NS ? KVP_YES : KVP_NO;
-	status = submit(j, &q, &got, &ticket);
-	if (status == KVP_SELECT_WAITS)
-		queue(j, t, ticket);
-	else if (status == KVP_SELECTION_WAIT)
-		park(j, t);
-	else
-		settle(j, &q, status, &got);
-	if ((status == KVP_SELECT_WAITS || status == KVP_SELECTION_WAIT) && limit_ms && j->state)
-		kvp_timer_set(x->loop, &j->deadline, j->select_ns + limit_ms * 1000000, on_deadline, j);
-}
-
-int kvp_epp_retry(struct kvp_epp *x)
-{
-	struct kvp_job *list = x->parked;
-	uint32_t cnt = 0, left = 0;
-	for (struct kvp_job *j = list; j; j = j->park)
-		cnt++;
-	/* Those that have to wait on go to the end of the list. */
-	for (uint32_t i = 0; i < cnt && x->parked; i++) {
-		struct kvp_job *j = x->parked;
-		unpark(j);
-		j->state = KVP_JOB_IDLE;
-		choose(j, kept_of(j));
-	}
-	for (struct kvp_job *j = x->parked; j; j = j->park)
-		left++;
-	return left < cnt;
-}
-
-int kvp_epp_poll(struct kvp_epp *x)
-{
-	struct kvp_select_answer got;
-	uint64_t ticket;
-	uint32_t cursor = 0;
-	int any = 0;
-	if (!x->queued_cnt)
-		return 0;
-	kvp_selection_tend(x->selection);
-	while (x->queued_cnt && kvp_selection_next(x->selection, &cursor, &ticket)) {
-		struct kvp_job *j = *bucket(x, ticket);
-		while (j && j->ticket != ticket)
-			j = j->chain;
-		int status = j ? kvp_selection_collect(x->selection, ticket, &got) : KVP_SELECT_WAITS;
-		if (status == KVP_SELECT_WAITS)
-			continue;
-		unqueue(j);
-		kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_QUEUE_NS, kvp_clock_mono_ns() - j->select_ns);
-		settle(j, NULL, status, &got);
-		any = 1;
-	}
-	return any;
 }
 
 /* ---- the request ---- */
@@ -495,7 +316,6 @@ static void on_tokens(void *ctx, const struct kvp_tkz_answer *t)
 {
 	struct kvp_job *j = ctx;
 	say_unreachable(t);
-	j->state = KVP_JOB_IDLE;
 	j->call = NULL;
 	kvp_hist_add(j->x->boot.ctr, t->status == 200 ? KVP_HIST_EPP_TOK_OK_NS : KVP_HIST_EPP_TOK_BAD_NS,
 		t->took_ns);
@@ -503,9 +323,9 @@ static void on_tokens(void *ctx, const struct kvp_tkz_answer *t)
 	if (j->is_timed)
 		kvp_ctr_add(j->x->boot.ctr, KVP_CTR_EPP_TIMED_JSON_NS, t->parse_ns);
 	if (t->status != 200)
-		refuse(j, KVP_CTR_EPP_TOKENIZER, t->status, t->text);
+		kvp_epp_refuse(j, KVP_CTR_EPP_TOKENIZER, t->status, t->text);
 	else
-		choose(j, &t->tokens);
+		kvp_epp_choose(j, &t->tokens);
 }
 
 static void tokenize(struct kvp_job *j, enum kvp_tkz_what what)
@@ -513,14 +333,13 @@ static void tokenize(struct kvp_job *j, enum kvp_tkz_what what)
 	struct kvp_epp *x = j->x;
 	if (!x->tkz) {
 		j->by_length = 1;
-		choose(j, NULL);
+		kvp_epp_choose(j, NULL);
 		return;
 	}
-	j->state = KVP_JOB_TOKENIZING;
 	if (kvp_tkz_start(x->tkz, what, j->pick.body, j->pick.body_len, on_tokens, j, &j->call) == KVP_OK)
 		return;
-	j->state = KVP_JOB_IDLE;
-	refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
+	j->call = NULL;
+	kvp_epp_refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
 }
 
 int kvp_epp_read_head(struct kvp_job *j, const struct kvp_extproc_header *header, uint32_t cnt)
@@ -539,13 +358,13 @@ int kvp_epp_read_head(struct kvp_job *j, const struct kvp_extproc_header *header
 	return status;
 }
 
-/* any_worker answers a request without a body: some worker, nothing booked. */
+/* any_worker answers a request without a body: some worker, nothing booked, nobody prefills. */
 static void any_worker(struct kvp_job *j, const uint64_t *ids, uint32_t cnt)
 {
 	char to[KVP_POOL_TEXT];
-	const struct kvp_pool_member *m = kvp_pool_any(&j->x->pool, ids, cnt);
+	const struct kvp_pool_member *m = kvp_pool_any(&j->x->pool[KVP_PLAN_MAIN], ids, cnt);
 	if (!m || !kvp_pool_destination(m, m->start_rank, j->x->ports, to, sizeof(to))) {
-		refuse(j, KVP_CTR_EPP_NO_ENDPOINT, 503, no_endpoints);
+		kvp_epp_refuse(j, KVP_CTR_EPP_NO_ENDPOINT, 503, no_endpoints);
 		return;
 	}
 	kvp_epp_count(j->x, KVP_CTR_EPP_UNBOOKED);
@@ -566,25 +385,25 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 		done(j, &none);
 		return;
 	}
-	if (kvp_pool_allow(&x->pool, ask->subset_hint, ask->subset, ask->subset_cnt, &ids, &cnt)) {
-		refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
+	if (allow(j, KVP_PLAN_MAIN, &ids, &cnt)) {
+		kvp_epp_refuse(j, KVP_CTR_EPP_INTERNAL, 500, "out of memory");
 		return;
 	}
 	if (ids && !cnt) {
-		refuse(j, KVP_CTR_EPP_SUBSET, 503, no_endpoints);
+		kvp_epp_refuse(j, KVP_CTR_EPP_SUBSET, 503, no_endpoints);
 		return;
 	}
 	uint64_t from = kvp_stage_now(j->is_timed);
 	int status = kvp_epp_read_head(j, ask->header, ask->header_cnt);
 	if (status) {
-		refuse(j, status == 431 ? KVP_CTR_EPP_HEADERS_REFUSED : KVP_CTR_EPP_INTERNAL, status,
+		kvp_epp_refuse(j, status == 431 ? KVP_CTR_EPP_HEADERS_REFUSED : KVP_CTR_EPP_INTERNAL, status,
 			j->ask.err);
 		return;
 	}
 	status = kvp_ask_body(&x->parser, &j->ask, ask->body, ask->body_len);
 	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_JSON_NS, from);
 	if (status) {
-		refuse(j, KVP_CTR_EPP_BODY_REFUSED, status, j->ask.err);
+		kvp_epp_refuse(j, KVP_CTR_EPP_BODY_REFUSED, status, j->ask.err);
 		return;
 	}
 	switch (j->ask.source) {
@@ -598,7 +417,7 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 		tokenize(j, KVP_TKZ_COMPLETIONS);
 		break;
 	default:
-		choose(j, NULL);
+		kvp_epp_choose(j, NULL);
 		break;
 	}
 }

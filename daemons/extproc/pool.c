@@ -6,9 +6,10 @@
 #include <string.h>
 #include <strings.h>
 
-void kvp_pool_open(struct kvp_pool *p, const struct kvp_cat *cat, struct kvp_str model, struct kvp_str group)
+void kvp_pool_open(struct kvp_pool *p, const struct kvp_cat *cat, enum kvp_part_role role,
+	struct kvp_str model, struct kvp_str group)
 {
-	*p = (struct kvp_pool){.cat = cat, .model = model, .group = group};
+	*p = (struct kvp_pool){.cat = cat, .role = role, .model = model, .group = group};
 }
 
 void kvp_pool_close(struct kvp_pool *p)
@@ -140,7 +141,7 @@ int kvp_pool_refresh(struct kvp_pool *p)
 	p->unusable = 0;
 	for (uint32_t i = 0; i < max && !rc; i++) {
 		if (kvp_cat_worker_info(p->cat, i, w) != KVP_OK || w->lifecycle != KVP_LIFE_SCHEDULABLE ||
-			w->role != KVP_PART_AGGREGATED || !same(p->model, w->model, w->model_len) ||
+			w->role != p->role || !same(p->model, w->model, w->model_len) ||
 			!same(p->group, w->group, w->group_len))
 			continue;
 		if (make_member(w, &m))

@@ -1,5 +1,5 @@
 /* daemons/extproc/pool.h — where requests may be sent: endpoints of the schedulable workers of the served
- * model, and what a subset hint leaves of them.
+ * model and of one role, and what a subset hint leaves of them.
  *
  * Shape      an array sorted by worker id, made anew when the catalogue has changed.
  * Truth      the catalogue (shm/catalogue.h). A worker whose endpoint is not host:port behind scheme and in
@@ -33,6 +33,7 @@ struct kvp_pool_member {
 
 struct kvp_pool {
 	const struct kvp_cat *cat;
+	enum kvp_part_role role;
 	struct kvp_str model, group;
 	struct kvp_pool_member *member;
 	uint32_t cnt, cap, turn;
@@ -44,7 +45,8 @@ struct kvp_pool {
 };
 
 /* kvp_pool_open: strings are borrowed. */
-void kvp_pool_open(struct kvp_pool *p, const struct kvp_cat *cat, struct kvp_str model, struct kvp_str group);
+void kvp_pool_open(struct kvp_pool *p, const struct kvp_cat *cat, enum kvp_part_role role,
+	struct kvp_str model, struct kvp_str group);
 void kvp_pool_close(struct kvp_pool *p);
 
 /* kvp_pool_refresh reads the catalogue if it has changed: KVP_OK; KVP_ERR_SYS without memory (the old members

@@ -101,6 +101,10 @@ struct kvp_select_request {
  * else there is. kvp_reserve_request_init the same for an explicit reservation. */
 void kvp_select_request_init(struct kvp_select_request *q);
 
+/* kvp_selection_new_id writes a new random id, a UUID in text, and a final 0. */
+#define KVP_SELECTION_NEW_ID_LEN 36
+void kvp_selection_new_id(char out[KVP_SELECTION_NEW_ID_LEN + 1]);
+
 /* Matched tokens of the chosen worker, cumulative over tiers. */
 struct kvp_overlap_summary {
 	uint32_t longest_matched_tok, gpu_tok, cpu_tok, disk_tok;
@@ -151,6 +155,7 @@ struct kvp_select_answer {
 };
 
 struct kvp_reserve_request {
+	enum kvp_part_role role;
 	struct kvp_str model, group, selection_id;
 	uint64_t worker_id;
 	uint32_t dp_rank;

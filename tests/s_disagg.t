@@ -1,0 +1,403 @@
+#!/usr/bin/env python3
+"""Prefill and decode workers behind the Endpoint Picker: what is answered, booked, freed and stripped; what happens
+without a role, with a full one, with a worker that goes, with a client that leaves at any time, and with a killed
+process. Then the whole way: a played proxy, the picker, the sidecar and engines of all three protocols. Loads of both
+roles return to zero after each of them, and `kvpickctl check` finds nothing."""
+import json
+import os
+import random
+import signal
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+import disagg
+import pd
+from disagg import DEST, PREFILLER, Disagg, ask, uuid_of
+from envoy import (DUPLEX, NONE, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_BODY, RESPONSE_HEADERS, SUBSET, body, headers,
+                   metadata)
+from epp import CHAT, COMPLETIONS, FULL, MODEL, SSE, Renderer, chat, prompt, respond, routed
+from node import BUILD, SLOW, Tap, wait_for
+
+tap = Tap()
+RENDERER = Renderer()
+LIMITED = {"max_num_batched_tokens": 16}
+QUEUE = {"DYN_ROUTER_QUEUE_THRESHOLD": "1.0", "DYN_EPP_MAX_NUM_BATCHED_TOKENS": "16"}
+PREFILL = [(1, "prefill", "10.0.0.21:8000"), (2, "prefill", "10.0.0.22:8000")]
+DECODE = [(7, "decode", "10.0.0.7:8000"), (8, "decode", "10.0.0.8:8000")]
+
+
+def idle(node, name):
+    tap.ok(wait_for(lambda: not node.roles_load() and not node.ids()), f"{name}: no load and no booking is left",
+           (node.roles_load(), node.ids()))
+
+
+def end(node, envoy, name):
+    idle(node, name)
+    envoy.close()
+    tap.same(node.ctl("check")[0], 0, f"{name}: kvpickctl check finds no fault")
+
+
+def close(s):
+    s.half_close()
+    while s.reply():
+        pass
+
+
+def requests(node, role):
+    return sum(x[2] for w, x in node.roles_load().items() if node.roles.get(w) == role)
+
+
+def happy():
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "ext_proc.json"),
+              encoding="utf-8") as f:
+        golden = {v["name"]: v for v in json.load(f)["vectors"]}
+    with Disagg(RENDERER, [PREFILL[0], DECODE[0], (9, "", "10.0.0.9:8000")]) as node:
+        envoy = node.envoy()
+        data = prompt(1, 5)
+        s, head, pieces = routed(envoy, COMPLETIONS + [(PREFILLER, "127.0.0.1:9")], data)
+        tap.same(head.data.hex(), golden["resp_req_headers_disaggregated"]["hex"],
+                 "the answer names both workers, byte for byte as recorded")
+        tap.same(head.set, {DEST: "10.0.0.7:8000", PREFILLER: "10.0.0.21:8000"}, "each once, and nothing else")
+        tap.ok(PREFILLER not in head.removed, "what is set is not removed")
+        tap.same(b"".join(p.piece for p in pieces), data, "the body is the client's")
+        ids = [uuid_of(i) for i in node.ids()]
+        tap.same([r for _, r in ids], ["decode", "prefill"], "two bookings, named after the plan and the role")
+        tap.ok(ids[0][0] and ids[0][0] == ids[1][0], "of one plan", node.ids())
+        tap.same(node.roles_load(), {1: (20, 5, 1), 7: (0, 5, 1)},
+                 "prefill is charged tokens, decode blocks and no tokens")
+        s.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b""))
+        s.reply(), s.reply()
+        tap.same(len(node.ids()), 2, "headers and an empty body part hand nothing off")
+        s.send(body(RESPONSE_BODY, b"data: 1\n\n"))
+        s.reply()
+        tap.ok(wait_for(lambda: node.roles_load() == {7: (0, 5, 1)}), "the first byte frees all of the prefill booking",
+               node.roles_load())
+        s.send(body(RESPONSE_BODY, b"data: [DONE]\n\n", True))
+        s.reply()
+        idle(node, "the end frees the decode booking")
+        close(s)
+        tap.same((node.plan("remote"), node.plan("handoff"), node.plan("undone")), (1, 1, 0), "counted")
+        # a response without a body; a stream that breaks before one; mode NONE is refused as before
+        s, _, _ = routed(envoy, COMPLETIONS, data)
+        s.send(headers(RESPONSE_HEADERS, [(":status", "204")], end=True))
+        s.reply()
+        idle(node, "a response without a body")
+        close(s)
+        s, _, _ = routed(envoy, COMPLETIONS, data)
+        s.reset()
+        idle(node, "a stream that breaks after the answer")
+        s, _, _ = routed(envoy, COMPLETIONS, data)
+        respond(s, (b'{"error":{"code":"invalid_epp_metadata"}}',), status="502")
+        idle(node, "the sidecar refuses")
+        close(s)
+        # headers only: nobody prefills, nothing is booked
+        s = envoy.stream(headers(REQUEST_HEADERS, [(":method", "GET"), (":path", "/v1/models"), (PREFILLER, "x:1")],
+                                 end=True, config=FULL))
+        head = s.reply()
+        tap.same(head.set, {DEST: "10.0.0.7:8000"}, "a request without a body goes to a decode worker")
+        tap.ok(PREFILLER in head.removed, "and the client's own prefill header is removed")
+        tap.same(node.ids(), [], "nothing is booked")
+        close(s)
+        tap.ok("role_label_missing" in node.log_text(), "a worker without a role is named in the log, and gets nothing")
+        end(node, envoy, "pairs")
+
+
+def balance():
+    """Both roles are chosen on their own: many open requests spread over all four workers."""
+    with Disagg(RENDERER, PREFILL + DECODE) as node:
+        envoy = node.envoy()
+        open_ = [routed(envoy, COMPLETIONS, prompt(100 + i, 4)) for i in range(12)]
+        seen = {}
+        for _, h, _ in open_:
+            for key in (DEST, PREFILLER):
+                seen[h.set[key]] = seen.get(h.set[key], 0) + 1
+        tap.same(seen, {at: 6 for _, _, at in PREFILL + DECODE}, "each worker of each role has its half")
+        tap.ok(all(at not in [h.destination for _, h, _ in open_] for _, _, at in PREFILL),
+               "no prefill worker is a destination")
+        for s, _, _ in open_:
+            respond(s)
+            close(s)
+        idle(node, "twelve pairs")
+        # the subset: always for decode, for prefill only if it names one
+        for subset, dest, first in ((["10.0.0.8:8000"], "10.0.0.8:8000", None),
+                                    (["10.0.0.7", "10.0.0.22"], "10.0.0.7:8000", "10.0.0.22:8000")):
+            for _ in range(3):
+                s, head, _ = routed(envoy, COMPLETIONS, prompt(200, 4), more=metadata(SUBSET, subset))
+                tap.same((head.set[DEST], head.set[PREFILLER] if first else None), (dest, first), f"subset {subset}")
+                tap.ok(head.set[PREFILLER] in ("10.0.0.21:8000", "10.0.0.22:8000"), "and somebody prefills")
+                s.reset()
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(200, 4), more=metadata(SUBSET, ["10.0.0.21:8000"]))
+        tap.same((head.kind, head.status), ("immediate", 503), "a subset without a decode worker: 503")
+        end(node, envoy, "subsets")
+
+
+def roles_missing():
+    for enforce in ("true", "false"):
+        with Disagg(RENDERER, DECODE[:1], env={"DYN_ENFORCE_DISAGG": enforce}) as node:
+            envoy = node.envoy()
+            s, head, _ = routed(envoy, COMPLETIONS + [(PREFILLER, "127.0.0.1:9")], prompt(1, 5))
+            if enforce == "true":
+                tap.same((head.kind, head.status, head.text), ("immediate", 503, "no prefill endpoints available"),
+                         "no prefill worker: 503, and the text names the role")
+            else:
+                tap.same(head.set, {DEST: "10.0.0.7:8000"}, "allowed to: the decode worker does both")
+                tap.ok(PREFILLER in head.removed, "the client's prefill header is removed")
+                tap.same(node.roles_load(), {7: (20, 5, 1)}, "and is charged the prompt")
+                s.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b"data: 1\n\n"))
+                s.reply(), s.reply()
+                tap.ok(wait_for(lambda: node.roles_load() == {7: (0, 5, 1)}), "until the first byte", node.roles_load())
+                close(s)
+                tap.same(node.plan("fallback"), 1, "counted as a fallback")
+            node.write(PREFILL[:1])
+            node.settled()
+            head = ask(envoy).reply()
+            tap.same((head.kind, head.status, head.text), ("immediate", 503, "no decode endpoints available"),
+                     "no decode worker: 503, never a prefill worker")
+            tap.same(node.ids(), [], "nothing is booked")
+            node.write(PREFILL[:1] + DECODE[:1])
+            node.settled()
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 5))
+            tap.same(head.set.get(PREFILLER), "10.0.0.21:8000", "with both roles there is a pair again")
+            s.reset()
+            # a worker that changes its role leaves the one and joins the other
+            node.write([(1, "decode", "10.0.0.21:8000"), (7, "prefill", "10.0.0.7:8000")])
+            wait_for(lambda: {w["worker_id"]: w["role"] for w in node.table("workers")} == {1: "decode", 7: "prefill"})
+            node.settled()
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 5))
+            tap.same(head.set, {DEST: "10.0.0.21:8000", PREFILLER: "10.0.0.7:8000"}, "roles that change are followed")
+            s.reset()
+            end(node, envoy, f"roles that are missing, enforce {enforce}")
+
+
+def waits():
+    """A prefill role that is busy: the decode leg is booked, the request waits, and ends in every way."""
+    queue = QUEUE
+    pool = [(1, "prefill", "10.0.0.21:8000", LIMITED), (7, "decode", "10.0.0.7:8000", LIMITED),
+            (8, "decode", "10.0.0.8:8000", LIMITED)]
+    with Disagg(RENDERER, pool, env=queue) as node:
+        envoy = node.envoy()
+
+        def busy(n):
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(n, 5))
+            tap.ok(head.set.get(PREFILLER), "one request prefills")
+            return s
+
+        first = busy(50)
+        late = [ask(envoy, prompt(60 + i, 5)) for i in range(2)]
+        tap.ok(wait_for(lambda: requests(node, "decode") == 3), "two more have their decode worker and wait for prefill",
+               node.roles_load())
+        tap.ok(all(s.silent() for s in late), "nothing of them is shown")
+        first.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b"data: 1\n\n"))
+        tap.ok(wait_for(lambda: any(s.got.qsize() for s in late)), "the handoff of the first lets one of them go",
+               (node.roles_load(), node.ids()))
+        late.sort(key=lambda s: -s.got.qsize())
+        head = late[0].reply()
+        tap.same(head.set.get(PREFILLER), "10.0.0.21:8000", "with both workers")
+        tap.ok(late[1].silent(), "the last one waits on")
+        late[1].reset()
+        tap.ok(wait_for(lambda: requests(node, "decode") == 2), "a client that leaves while it waits is forgotten",
+               node.roles_load())
+        first.reset()
+        late[0].reset()
+        idle(node, "who waited")
+        # the decode worker of a waiting request goes: nothing is published
+        first = busy(51)
+        s = ask(envoy, prompt(70, 5))
+        wait_for(lambda: requests(node, "decode") == 2)
+        held = {w: x[2] for w, x in node.roles_load().items() if node.roles[w] == "decode"}
+        node.write([w for w in pool if w[1] == "prefill"] + [(9, "decode", "10.0.0.9:8000", LIMITED)])
+        node.settled()
+        first.reset()
+        head = s.reply()
+        tap.same((head.kind, head.status, head.text), ("immediate", 503, "no decode endpoints available"),
+                 f"its decode worker went before the prefill worker was free: no half plan is shown {held}")
+        tap.ok(node.plan("undone") >= 1, "what was booked is undone", node.plan("undone"))
+        end(node, envoy, "a lost decode worker")
+    for enforce in ("true", "false"):
+        with Disagg(RENDERER, pool, env={**queue, "KVPICK_EPP_SELECTION_DEADLINE_MS": "300",
+                                         "DYN_ENFORCE_DISAGG": enforce}) as node:
+            envoy = node.envoy()
+            first, head, _ = routed(envoy, COMPLETIONS, prompt(50, 5))
+            s = ask(envoy, prompt(60, 5))
+            head = s.reply()
+            if enforce == "true":
+                tap.same((head.kind, head.status), ("immediate", 429), "one deadline over both legs: 429")
+                tap.ok(wait_for(lambda: requests(node, "decode") == 1), "and the decode booking is undone",
+                       node.roles_load())
+            else:
+                tap.same(PREFILLER in head.set, False, "with fallback the decode worker does both after the deadline")
+                s.reset()
+            first.reset()
+            end(node, envoy, f"the deadline, enforce {enforce}")
+
+
+def conditional():
+    env = {"DYN_ROUTER_CONDITIONAL_DISAGG": "true", "DYN_ROUTER_TTL_SECS": "600"}
+    pool = PREFILL[:1] + DECODE
+    with Disagg(RENDERER, pool, env=env) as node:
+        envoy = node.envoy()
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 8))
+        tap.ok(head.set.get(PREFILLER), "a prompt that no decode worker holds is prefilled remotely")
+        home = head.destination
+        respond(s)
+        close(s)
+
+        def again():
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 8))
+            s.reset()
+            return head.set == {DEST: home}
+        tap.ok(wait_for(again), "what a decode worker holds is prefilled there, and there only")
+        tap.ok(node.plan("local") >= 1, "counted")
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(2, 8))
+        tap.ok(head.set.get(PREFILLER), "another prompt goes to both")
+        s.reset()
+        end(node, envoy, "by overlap")
+    env |= {"DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD": "0.1"}
+    with Disagg(RENDERER, pool, env=env) as node:
+        envoy = node.envoy()
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 8))
+        s.reset()
+        ask_again = lambda: routed(envoy, COMPLETIONS, prompt(1, 8))
+
+        def vetoed():
+            s, head, _ = ask_again()
+            s.reset()
+            return head.set.get(PREFILLER) and node.plan("local_vetoed") >= 1
+        tap.ok(wait_for(vetoed), "behind the decode gate a worker of unknown size counts as busy: remote",
+               node.plan("local_vetoed"))
+        tap.same(node.plan("local"), 0, "none was local")
+        end(node, envoy, "by overlap, vetoed")
+    env = {"DYN_ROUTER_CONDITIONAL_DISAGG": "true", "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY": "prefill_load",
+           "DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD": "1.0"}
+    with Disagg(RENDERER, [(1, "prefill", "10.0.0.21:8000", LIMITED)] + DECODE, env=env) as node:
+        envoy = node.envoy()
+        first, head, _ = routed(envoy, COMPLETIONS, prompt(1, 5))
+        tap.ok(head.set.get(PREFILLER), "a calm prefill worker prefills")
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(2, 5))
+        tap.ok(PREFILLER not in head.set, "with a busy one the decode worker does it itself")
+        s.reset()
+        first.reset()
+        end(node, envoy, "by prefill load")
+
+
+def ranks():
+    two = {"data_parallel_size": 2}
+    pool = [(1, "prefill", "10.0.0.21:8000", two), (7, "decode", "10.0.0.7:8000", two)]
+    with Disagg(RENDERER, pool, env={"KVPICK_EPP_DP_ROUTING": "header", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}) as node:
+        envoy = node.envoy()
+        streams = [routed(envoy, COMPLETIONS + [("x-prefiller-dp-rank", "9")], prompt(i, 4)) for i in range(4)]
+        for key in ("x-data-parallel-rank", "x-prefiller-dp-rank"):
+            tap.same(sorted(h.set[key] for _, h, _ in streams), ["0", "0", "1", "1"], f"{key}: of its own leg, balanced")
+        for s, _, _ in streams:
+            s.reset()
+        end(node, envoy, "ranks")
+    with Disagg(RENDERER, pool, env={"KVPICK_EPP_DP_ROUTING": "port", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}) as node:
+        envoy = node.envoy()
+        streams = [routed(envoy, COMPLETIONS, prompt(i, 4)) for i in range(2)]
+        tap.same(sorted(h.set[PREFILLER] for _, h, _ in streams), ["10.0.0.21:8000", "10.0.0.21:8001"],
+                 "with a port for each rank the prefill endpoint has its rank's")
+        for s, _, _ in streams:
+            s.reset()
+        end(node, envoy, "ports of ranks")
+
+
+def kills():
+    """Sagas under way in every state while a picker process is killed, again and again."""
+    rng = random.Random(int(os.environ.get("KVP_SEED", "8")))
+    pool = [(i, "prefill", f"10.0.1.{i}:8000", {"max_num_batched_tokens": 64}) for i in range(1, 4)] + \
+           [(i, "decode", f"10.0.2.{i}:8000", {"max_num_batched_tokens": 64}) for i in range(11, 14)]
+    with Disagg(RENDERER, pool, env=QUEUE) as node:
+        half = shown = killed = 0
+        for turn in range(6):
+            envoys = [node.envoy() for _ in range(4)]
+            streams = [ask(rng.choice(envoys), prompt(1000 + 100 * turn + i, rng.randint(1, 12))) for i in range(24)]
+            for s in streams:
+                try:
+                    got = s.got.get(timeout=0.02)
+                except Exception:  # pylint: disable=broad-except
+                    continue
+                if got and got.kind == "request_headers":
+                    shown += 1
+                    half += not (got.set.get(DEST) and got.set.get(PREFILLER))
+                    if rng.random() < 0.5:
+                        s.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b"x"))
+            os.kill(rng.choice(node.pids()), signal.SIGKILL)
+            killed += 1
+            for s in streams:
+                s.reset()
+            for e in envoys:
+                e.close()
+            tap.ok(wait_for(lambda: not node.roles_load() and not node.ids(), 20),
+                   f"kill {turn + 1}: loads of both roles return to zero", (node.roles_load(), node.ids()))
+            wait_for(lambda: len(node.pids()) == 2 and
+                     node.log_text().count(" extproc.run ") == 2 + killed, 20)
+        tap.ok(shown > 20, f"{shown} plans were shown", shown)
+        tap.same(half, 0, "none of them with one leg")
+        tap.same(node.ctl("check")[0], 0, "kills: kvpickctl check finds no fault")
+
+
+class Way:
+    """The whole way of a request: picker, then sidecar and engines, with the response shown to the picker."""
+
+    def __init__(self, adapter, prefill, decode):
+        self.p, self.d = pd.Engine(prefill), pd.Engine(decode)
+        self.s = pd.Sidecar(self.d.port, adapter)
+
+    def pool(self):
+        return [(1, "prefill", f"127.0.0.1:{self.p.port}"), (7, "decode", f"127.0.0.1:{self.s.port}")]
+
+    def ask(self, envoy, data, leave=False):
+        s, head, pieces = routed(envoy, CHAT, data)
+        pairs = [("content-type", "application/json")] + [(k, v) for k, v in head.set.items()]
+        host, port = head.set[DEST].split(":")
+        with pd.Client(int(port), host=host) as c:
+            if leave:
+                c.send("POST", "/v1/chat/completions", b"".join(p.piece for p in pieces), pairs)
+                wait_for(lambda: self.p.begun)
+                c.drop()
+                s.reset()
+                return None
+            reply = c.ask("POST", "/v1/chat/completions", b"".join(p.piece for p in pieces), pairs)
+        respond(s, (reply.body,), status=str(reply.status))
+        close(s)
+        return reply
+
+    def close(self):
+        self.s.stop()
+        self.p.close()
+        self.d.close()
+
+
+def whole_way():
+    if not os.path.exists(os.path.join(BUILD, "kvpick-sidecar")):
+        return
+    sgl = [pd.sglang("prefill"), pd.sglang("decode")]
+    ways = {"vllm_nixl": lambda: Way("vllm_nixl", pd.vllm_prefill(), pd.vllm_decode()),
+            "sglang": lambda: Way("sglang", *sgl),
+            "trtllm": lambda: Way("trtllm", pd.trt_context(), pd.trt_generation)}
+    for name, make in ways.items():
+        way = make()
+        with Disagg(RENDERER, way.pool()) as node:
+            envoy = node.envoy()
+            base = json.loads(chat(5, 6))
+            for extra, what in (({}, "not streamed"), ({"stream": True}, "streamed"),
+                                ({"messages": [{"role": "user", "content": "9 " * 100000}]}, "a prompt of 200 KB")):
+                reply = way.ask(envoy, json.dumps({**base, **extra}).encode())
+                tap.same(reply.status, 200, f"{name}, {what}: both engines did their part")
+                idle(node, f"{name}, {what}")
+            tap.ok(way.p.generated() and way.d.generated(), f"{name}: both legs were called")
+            way.ask(envoy, json.dumps({**base, "n": 3}).encode())
+            idle(node, f"{name}, refused by the sidecar")
+            way.ask(envoy, json.dumps(base).encode(), leave=True)
+            idle(node, f"{name}, the client left")
+            way.p.close()
+            reply = way.ask(envoy, json.dumps(base).encode())
+            tap.ok(reply.status >= 500, f"{name}: a prefill engine that is gone", reply.status)
+            end(node, envoy, f"{name}, without a prefill engine")
+        way.close()
+
+
+for part in (happy, balance, roles_missing, waits, conditional, ranks, kills, whole_way):
+    if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
+        part()
+sys.exit(tap.done())
