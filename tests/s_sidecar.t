@@ -1187,9 +1187,26 @@ def trt():
 def certificate(folder):
     """Self-signed, for 127.0.0.1 and localhost; None without the openssl program."""
     made = [os.path.join(folder, f) for f in ("engine.crt", "engine.key")]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-               "2", "-subj", "/CN=engine", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", made[0],
-               "-keyout", made[1]]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=engine",
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-out",
+        made[0],
+        "-keyout",
+        made[1],
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
@@ -1514,6 +1531,30 @@ def threads():
     x.end("threads")
 
 
+def logs():
+    """One request in n, with its id and how it ended; a failed one at most once a second; never what was said."""
+    x = Pair(vllm_prefill(), vllm_decode(), KVPICK_LOG_REQUESTS=2, DYN_LOGGING_JSONL="true")
+    for i in range(6):
+        x.ask(
+            {"messages": [{"content": "secret"}]}, headers={"x-request-id": f"r{i}", "authorization": "Bearer secret"}
+        )
+    for _ in range(5):
+        x.ask(b"{secret")
+    wait_for(lambda: b"suppressed" in x.s.log)
+    x.end("logs")
+    lines = [json.loads(line) for line in x.s.log.decode().splitlines()]
+    seen = [line for line in lines if line.get("event") == "sidecar.request" and "request_id" in line]
+    tap.same([line["request_id"] for line in seen][:3], ["r0", "r2", "r4"], "every second request is logged")
+    tap.same(
+        (seen[0]["path"], seen[0]["backend"], seen[0]["result"], str(seen[0]["status"])),
+        ("chat_completions", "vllm_nixl", "ok", "200"),
+        "with its kind and how it ended",
+    )
+    warned = [line for line in lines if line.get("level") == "W" and line.get("event") == "sidecar.request"]
+    tap.ok(1 <= len(warned) <= 2 and warned[0]["code"] == "invalid_pd_request", "failures: a warning a second", warned)
+    tap.ok("secret" not in x.s.log.decode(), "no log line holds what client or engines said")
+
+
 def startup():
     cases = [
         ({"DYN_SIDECAR_PD_ADAPTER": "vllm"}, "DYN_SIDECAR_PD_ADAPTER"),
@@ -1574,6 +1615,7 @@ ALL = [
     drain,
     killed,
     threads,
+    logs,
     startup,
 ]
 EPOLL = [passing, uploads, vllm_aborts, sgl_success, sgl_gate, pool, back_pressure, drain]

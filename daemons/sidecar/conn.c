@@ -1,4 +1,5 @@
 #include "daemons/sidecar/conn.h"
+#include "daemons/common/log.h"
 
 #include <kvpick/err.h>
 #include <stdlib.h>
@@ -446,6 +447,25 @@ int kvp_worker_listen(struct kvp_worker *w, int flags)
 
 /* ---- the end of a request ---- */
 
+/* One request in so many. Ids only: no header value but the request's own id, no path beyond its kind. */
+static void log_request(struct kvp_req *r, enum kvp_result result)
+{
+	const struct kvp_config *cfg = r->w->cfg;
+	const char *id = r->request_id;
+	uint32_t len = 0;
+	int is_local = !r->flow && (result == KVP_RESULT_OK || result == KVP_RESULT_OTHER);
+	if (!cfg->log_requests || is_local || r->w->log_turn++ % cfg->log_requests)
+		return;
+	if (!id[0])
+		id = kvp_http_head_find(kvp_req_head(r), "x-request-id", &len, NULL);
+	else
+		len = (uint32_t)strlen(id);
+	KVP_LOG_I("sidecar.request", "request_id=%.*s path=%s backend=%s result=%s status=%d ms=%llu",
+		(int)len, id ? id : "", kvp_path_text[r->path], r->adapter ? r->adapter->name : "none",
+		kvp_result_text[result], r->status,
+		(unsigned long long)(kvp_loop_now_ns(r->w->loop) - r->start_ns) / 1000000);
+}
+
 void kvp_req_end(struct kvp_req *r, enum kvp_result result)
 {
 	struct kvp_conn *c = r->conn;
@@ -453,6 +473,7 @@ void kvp_req_end(struct kvp_req *r, enum kvp_result result)
 	if (!r->running)
 		return;
 	r->running = 0;
+	log_request(r, result);
 	if (r->flow) {
 		r->flow->finish(r);
 		kvp_st_rlx_u64(&w->count.streams, kvp_ld_rlx_u64(&w->count.streams) - 1);
@@ -548,5 +569,6 @@ void kvp_worker_end(struct kvp_worker *w)
 		conn_gone(w->conn);
 	kvp_timer_cancel(w->loop, &w->drain_end);
 	kvp_timer_cancel(w->loop, &w->exit_end);
+	kvp_aborts_end(w); /* those that the requests' ends have just begun, too */
 	kvp_leg_pool_end(&w->pool);
 }

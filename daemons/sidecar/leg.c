@@ -1,4 +1,5 @@
 #include "daemons/sidecar/leg.h"
+#include "daemons/sidecar/count.h"
 
 #include <errno.h>
 #include <kvpick/err.h>
@@ -214,7 +215,7 @@ static int conn_new(struct kvp_leg *leg)
 	c->leg = leg;
 	leg->conn = c;
 	conn_link(c, &p->busy);
-	p->connects++;
+	kvp_count_add(&p->connects, 1);
 	p->open_cnt++;
 	gap_set(leg);
 	return KVP_OK;
@@ -240,7 +241,7 @@ static void handshake_failed(struct kvp_leg_conn *c)
 {
 	struct kvp_leg_pool *p = c->pool;
 	uint64_t left_out = 0;
-	p->tls_failed++;
+	kvp_count_add(&p->tls_failed, 1);
 	if (kvp_log_limit_pass(&p->tls_warned, kvp_loop_now_ns(p->loop), UINT64_C(1000000000), &left_out))
 		KVP_LOG_W("sidecar.tls", "reason=%s suppressed=%llu", kvp_tls_conn_why(c->tls),
 			(unsigned long long)left_out);
@@ -306,7 +307,7 @@ static void conn_died(struct kvp_leg_conn *c)
 		return;
 	}
 	leg->retried = 1;
-	leg->pool->retried++;
+	kvp_count_add(&leg->pool->retried, 1);
 	if (conn_new(leg))
 		leg_done(leg, KVP_LEG_FAILED);
 }
@@ -470,7 +471,7 @@ static void conn_ended(struct kvp_leg_conn *c, enum conn_end how)
 		c->pool->stale++;
 		conn_close(c);
 	} else if (c->state == CONN_HANDSHAKE) {
-		c->pool->tls_failed++;
+		kvp_count_add(&c->pool->tls_failed, 1);
 		leg_done(c->leg, KVP_LEG_REFUSED);
 	} else if (how == END_CLEAN && c->head_done && c->framing == KVP_HTTP_FRAME_NONE) {
 		leg_done(c->leg, KVP_LEG_COMPLETE);
@@ -579,7 +580,7 @@ static int idle_take(struct kvp_leg *leg)
 	conn_unlink(c);
 	conn_link(c, &p->busy);
 	p->idle_cnt--;
-	p->reused++;
+	kvp_count_add(&p->reused, 1);
 	kvp_timer_cancel(p->loop, &c->idle);
 	c->state = CONN_RUNNING;
 	c->reused = 1;

@@ -32,8 +32,9 @@ struct kvp_leg_pool { /* zeroed, then loop and limits set */
 	uint32_t idle_max, idle_ms, head_max_bytes;
 	struct kvp_names names;
 	struct kvp_leg_conn *busy, *idle;
-	uint64_t open_cnt, idle_cnt;			       /* gauges */
-	uint64_t connects, reused, retried, stale, tls_failed; /* since start */
+	uint64_t open_cnt, idle_cnt;			/* gauges */
+	uint64_t connects, reused, retried, tls_failed; /* since start; others read them */
+	uint64_t stale;
 	struct kvp_log_limit tls_warned;
 };
 void kvp_leg_pool_end(struct kvp_leg_pool *p); /* closes idle connections; no leg may run */

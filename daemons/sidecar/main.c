@@ -92,8 +92,6 @@ static void close_worker(struct kvp_worker *w)
 	if (!w->loop)
 		return;
 	kvp_worker_end(w);
-	kvp_aborts_end(w);
-	kvp_leg_pool_end(&w->pool);
 	kvp_loop_unwatch(&w->wake);
 	kvp_loop_close(w->loop);
 	w->loop = NULL;

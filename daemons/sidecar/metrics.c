@@ -22,13 +22,6 @@ static struct {
 	uint8_t probing, second; /* the second address is tried */
 } m;
 
-static const char *const result_text[KVP_RESULT_CNT] = {
-#define X(name, text) text,
-	KVP_RESULTS(X)
-#undef X
-};
-static const char *const path_text[KVP_PATH_CNT] = {"chat_completions", "completions", "responses", "other"};
-
 static uint64_t sum(size_t off)
 {
 	uint64_t n = 0;
@@ -59,7 +52,7 @@ static void put_requests(struct kvp_text *t)
 					kvp_text_add(t,
 						PREFIX "requests_total{path=\"%s\",backend=\"%s\","
 						       "result=\"%s\"} %llu\n",
-						path_text[p], backend((int)a), result_text[e],
+						kvp_path_text[p], backend((int)a), kvp_result_text[e],
 						(unsigned long long)n);
 			}
 }
@@ -120,7 +113,7 @@ static void put_prefill_errors(struct kvp_text *t)
 	kvp_text_add(t, "# HELP " PREFIX "prefill_errors_total Requests that ended with the prefill leg.\n"
 			"# TYPE " PREFIX "prefill_errors_total counter\n");
 	for (size_t i = 0; i < sizeof(e) / sizeof(e[0]); i++)
-		kvp_text_add(t, PREFIX "prefill_errors_total{reason=\"%s\"} %llu\n", result_text[e[i]],
+		kvp_text_add(t, PREFIX "prefill_errors_total{reason=\"%s\"} %llu\n", kvp_result_text[e[i]],
 			(unsigned long long)by_result(e[i]));
 }
 

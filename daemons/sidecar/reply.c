@@ -5,16 +5,17 @@
 #include "daemons/common/log.h"
 #include "daemons/sidecar/conn.h"
 
-static const char *const result_text[KVP_RESULT_CNT] = {
+const char *const kvp_result_text[KVP_RESULT_CNT] = {
 #define X(name, text) text,
 	KVP_RESULTS(X)
 #undef X
 };
+const char *const kvp_path_text[KVP_PATH_CNT] = {"chat_completions", "completions", "responses", "other"};
 
 static enum kvp_result result_of(const char *code)
 {
 	for (unsigned i = 0; i < KVP_RESULT_CNT; i++)
-		if (strcmp(result_text[i], code) == 0)
+		if (strcmp(kvp_result_text[i], code) == 0)
 			return (enum kvp_result)i;
 	return KVP_RESULT_OTHER;
 }
@@ -94,6 +95,7 @@ void kvp_reply_kept_head(struct kvp_req *r, const struct kvp_kept_head *k)
 	struct kvp_http_buf b = {0};
 	int none = r->is_head || k->status == 204 || k->status == 304;
 	r->replied = 1;
+	r->status = k->status;
 	r->framing = none ? KVP_REPLY_NONE : c->in.req.minor == 0 ? KVP_REPLY_CLOSE : KVP_REPLY_CHUNKED;
 	int rc = head_build(r, &b, k->text.p, k->status_len, k->text.p + k->status_len,
 		k->text.len - k->status_len, KVP_LENGTH_NONE);
@@ -159,6 +161,7 @@ static void reply_own(struct kvp_req *r, int status, const struct kvp_http_buf *
 	char line[64];
 	int n = snprintf(line, sizeof(line), "%d %s", status, reason(status));
 	r->replied = 1;
+	r->status = status;
 	r->framing = KVP_REPLY_NONE;
 	int rc = head_build(r, &b, line, (uint64_t)n, fields->p, fields->len, len);
 	if (!r->is_head)

@@ -126,7 +126,8 @@ static int choose(struct kvp_req *r)
 		return 0;
 	}
 	const struct kvp_adapter *a = adapter[cfg->eff.sidecar_adapter];
-	if (cfg->sidecar_profile)
+	/* The other profile's protocol is vLLM's; of the others it takes the reading of the header. */
+	if (cfg->sidecar_profile && (!a || a == &kvp_adapter_vllm))
 		a = &kvp_adapter_llmd;
 	if (!a) {
 		refuse(r, 501, "pd_adapter_unavailable", "no prefill/decode protocol is configured here");

@@ -37,6 +37,7 @@ struct kvp_worker {
 	struct kvp_watch wake;
 	struct kvp_count count;
 	struct kvp_log_limit warned;
+	uint64_t log_turn;
 	uint64_t conn_cnt;
 	unsigned id, trt_counter;
 	char engine[32]; /* authority of the engine beside us */
@@ -79,6 +80,8 @@ struct kvp_adapter {
 };
 
 enum kvp_req_path { KVP_PATH_CHAT, KVP_PATH_COMPLETIONS, KVP_PATH_RESPONSES, KVP_PATH_OTHER, KVP_PATH_CNT };
+/* Labels of metrics and logs. */
+extern const char *const kvp_path_text[KVP_PATH_CNT], *const kvp_result_text[KVP_RESULT_CNT];
 
 struct kvp_req {
 	struct kvp_worker *w;
@@ -98,6 +101,7 @@ struct kvp_req {
 	uint8_t replied;     /* the head of the answer is on its way */
 	uint8_t is_head;     /* answers have no body */
 	uint8_t framing;     /* of the answer: enum kvp_reply_framing */
+	int status;	     /* of the answer, 0 before */
 };
 
 /* reply.c: the answer. Everything but kvp_reply_head and kvp_reply_body ends the request: r is dead after
