@@ -31,7 +31,8 @@ tap = Tap()
 NS = "/api/v1/namespaces/kv"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/kv/inferencepools"
 CRD = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-       "metadata": {"name": "inferencepools.inference.networking.k8s.io"},
+       "metadata": {"name": "inferencepools.inference.networking.k8s.io", "annotations": {
+           "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173"}},
        "spec": {"group": "inference.networking.k8s.io", "scope": "Namespaced",
                 "names": {"plural": "inferencepools", "singular": "inferencepool", "kind": "InferencePool"},
                 "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {

@@ -229,10 +229,13 @@ def twice_and_late():
         r.has(held(stub), "it does not bring the deleted object back")
         tap.same(r.said[said:], [("d", None, "1")], "not for a moment")
         tap.ok(wait_for(lambda: r.stat()["lists"] == lists + 1, 15), "in doubt everything is listed anew", r.stat())
+        tap.ok(r.watches(), "watching")
         stub.send_raw(path, b'{"type":"ADDED","object":{"metadata":{"name":"x"}}}\n')
         tap.ok(wait_for(lambda: r.stat()["lists"] == lists + 2), "an event without a version: listed anew")
+        tap.ok(r.watches(), "watching")
         stub.send_raw(path, b"this is no JSON\n")
         tap.ok(wait_for(lambda: r.stat()["lists"] == lists + 3), "a line that is none: listed anew")
+        tap.ok(r.watches(), "watching")
         stub.send_raw(path, b"\n\r\n")
         stub.put("pods", thing("e", "1"))
         r.has(held(stub), "empty lines are nothing")
@@ -329,13 +332,12 @@ def tokens():
         tap.ok(r.watches(), "watching")
         stub.write_token("second")
         stub.tokens = {"second"}
-        stub.watch_limit_s = 0.0
         time.sleep(1.1)  # the watch was worth its connection
         stub.cut_all()
-        stub.watch_limit_s = None
         stub.put("pods", thing("a", "2"))
         r.has(held(stub), "a rotated token is read before the next request")
         tap.same(r.trouble("unauthorized"), [], "which is not refused")
+        tap.ok(r.watches(), "watching")
         time.sleep(1.1)
         stub.tokens = {"third"}
         stub.fault("watch=true", "watch", status=401)
