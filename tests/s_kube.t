@@ -646,6 +646,44 @@ def engines_are_asked():
     stub.close()
 
 
+def legs(node):
+    """(destination, prefiller) of a new request; None = it is refused with 503."""
+    s, head, _ = routed(node.proxy, COMPLETIONS, prompt(next(node.fresh), 2))
+    s.reset()
+    if head.kind != "request_headers":
+        return None if head.status == 503 else head.status
+    return head.destination, head.set.get("x-prefiller-host-port")
+
+
+def two_roles():
+    """Prefill and decode workers, by label and by pool: both legs of a request go where Kubernetes says."""
+    role = "nvidia.com/role"
+    stub, node = cluster(pod("p", "10.0.0.1", labels={"app": "engine", role: "prefill"}),
+                         pod("d", "10.0.0.2", labels={"app": "engine", role: "decode"}),
+                         env={"DYN_EPP_TOPOLOGY_MODE": "disaggregated"})
+    with node:
+        tap.ok(wait_for(node.is_ready), "ready")
+        tap.same(legs(node), ("10.0.0.2:8000", "10.0.0.1:8000"), "roles by label: two legs")
+        stub.put("pods", pod("p", "10.0.0.1", ready=False, labels={"app": "engine", role: "prefill"}))
+        tap.ok(wait_for(lambda: legs(node) is None), "without a prefill worker requests are refused")
+        tap.ok(node.is_ready(), "and the node stays ready")
+        stub.put("pods", pod("q", "10.0.0.3", labels={"app": "engine", role: "prefill"}))
+        tap.ok(wait_for(lambda: legs(node) == ("10.0.0.2:8000", "10.0.0.3:8000")), "another one")
+        stub.put("pods", pod("d", "10.0.0.2", labels={"app": "engine", role: "prefill"}))
+        stub.put("pods", pod("q", "10.0.0.3", labels={"app": "engine", role: "decode"}))
+        tap.ok(wait_for(lambda: legs(node) == ("10.0.0.3:8000", "10.0.0.2:8000")), "they change their roles")
+    stub.close()
+    stub, node = cluster(pod("p", "10.0.0.1", labels={"kind": "p"}), pod("d", "10.0.0.2"),
+                         pools=[pool(), pool("pre", ports=(9000,), labels={"kind": "p"})],
+                         env={"DYN_EPP_PREFILL_INFERENCE_POOL_NAME": "pre"})
+    with node:
+        tap.ok(wait_for(node.is_ready), "ready")
+        tap.same(legs(node), ("10.0.0.2:8000", "10.0.0.1:9000"), "roles by pool: two legs, each with its port")
+        stub.delete("inferencepools", "pre")
+        tap.ok(wait_for(lambda: not node.is_ready() and legs(node) is None), "without the second pool: not ready, refused")
+    stub.close()
+
+
 def in_a_container():
     """The system calls that a container allows are enough for discovery."""
     profile = "deploy/kubernetes/seccomp/kvpick.json"
@@ -738,7 +776,7 @@ def ticks(pid):
 
 
 TESTS = (start_and_mapping, pod_life, pool_life, not_before_all_is_known, loads_stay, flaps, events_start_anew,
-         convergence, api_away, rights, older_group, no_pool_yet, wrong_settings, replicas, sources, engines_are_asked, in_a_container, churn)
+         convergence, api_away, rights, older_group, no_pool_yet, wrong_settings, replicas, sources, engines_are_asked, two_roles, in_a_container, churn)
 chosen = sys.argv[1:]
 for test in TESTS:
     if chosen and test.__name__ not in chosen:
