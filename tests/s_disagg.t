@@ -7,16 +7,18 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-import disagg
 import pd
+import replica
 from disagg import DEST, PREFILLER, Disagg, ask, uuid_of
-from envoy import (DUPLEX, NONE, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_BODY, RESPONSE_HEADERS, SUBSET, body, headers,
-                   metadata)
-from epp import CHAT, COMPLETIONS, FULL, MODEL, SSE, Renderer, chat, prompt, respond, routed
-from node import BUILD, SLOW, Tap, wait_for
+from engine import Engine, stored
+from envoy import DUPLEX, REQUEST_HEADERS, RESPONSE_BODY, RESPONSE_HEADERS, SUBSET, body, headers, metadata
+from epp import CHAT, COMPLETIONS, FULL, SSE, Renderer, chat, prompt, respond, routed
+from node import BUILD, SLOW, Tap, free_port, wait_for
+from replica import Peer
 
 tap = Tap()
 RENDERER = Renderer()
@@ -336,6 +338,92 @@ def kills():
         tap.same(node.ctl("check")[0], 0, "kills: kvpickctl check finds no fault")
 
 
+def sagas():
+    """Ten thousand streams that end in every way, in all states, while processes are killed and workers come and go."""
+    pool = [(i, "prefill", f"10.0.1.{i}:8000", {"max_num_batched_tokens": 2000}) for i in range(1, 4)] + \
+           [(i, "decode", f"10.0.2.{i}:8000", {"max_num_batched_tokens": 2000}) for i in range(11, 14)]
+    with Disagg(RENDERER, pool, env=QUEUE) as node:
+        load = subprocess.Popen([f"{BUILD}/tests/helpers/h_envoy", f"127.0.0.1:{node.epp_port}", "10000", "100", "8",
+                                 "tokens", "120", "mix", str(DUPLEX), "pairs"],
+                                stdout=subprocess.PIPE, text=True)
+        kills, flaps = 0, 0
+        while load.poll() is None and kills < 40:
+            node.write(pool if flaps % 2 else [w for w in pool if w[0] not in (2, 12)])
+            flaps += 1
+            pids = node.children().get("kvpick-extproc", [])
+            if len(pids) == 2:
+                os.kill(pids[kills % 2], signal.SIGKILL)
+                kills += 1
+            wait_for(lambda: load.poll() is not None or len(node.children().get("kvpick-extproc", [])) == 2, 2)
+        out = load.communicate(timeout=120 * SLOW)[0]
+        print("#", out.strip(), f"kills={kills} flaps={flaps}")
+        got = dict(x.split("=", 1) for x in out.split()[:9] if "=" in x)
+        tap.ok(got.get("streams") == "10000" and got.get("violations") == "0", "no plan with one leg is shown, no rule of the filter broken", out)
+        tap.ok(kills > 2 and int(got["routed"]) > 1000, f"{kills} kills, {got['routed']} answers")
+        node.write(pool)
+        node.settled()
+        idle(node, "ten thousand sagas")
+        tap.same(node.ctl("check")[0], 0, "ten thousand sagas: kvpickctl check finds no fault")
+
+
+def events():
+    """With KV events: the prefill worker that holds the prompt prefills; decode workers tell nothing, and are there."""
+    engines = [Engine(replay=False) for _ in range(2)]
+    pool = [(i + 1, "prefill", f"10.0.0.2{i + 1}:8000", {"kv_events_endpoint": e.at}) for i, e in enumerate(engines)]
+    with Disagg(RENDERER, pool + DECODE, env={"DYN_ROUTER_USE_KV_EVENTS": "true"}) as node:
+        for e in engines:
+            e.subscribed()
+        engines[1].send(0, stored(5, 0, 8))
+        envoy = node.envoy()
+
+        def held():
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(5, 8))
+            load = node.roles_load()
+            s.reset()
+            wait_for(lambda: not node.roles_load())
+            return head.set[PREFILLER] == "10.0.0.22:8000" and load.get(2, (1,))[0] == 0
+        tap.ok(wait_for(held), "who holds the prompt prefills, and is charged nothing for it")
+        end(node, envoy, "KV events")
+    for e in engines:
+        e.close()
+
+
+def replicas():
+    """What other replicas hear: each role on the port of its own."""
+    ports = [free_port() for _ in range(3)]
+    names = ("KVPICK_REPLICA_SYNC_PORT", "KVPICK_REPLICA_SYNC_PORT_PREFILL", "KVPICK_REPLICA_SYNC_PORT_DECODE")
+    with Disagg(RENDERER, PREFILL[:1] + DECODE[:1], env=dict(zip(names, map(str, ports)))) as node:
+        envoy = node.envoy()
+        heard = {}
+        for role, port in (("prefill", ports[1]), ("decode", ports[2])):
+            with Peer() as ear:
+                ear.listen(port)
+
+                def some():
+                    s, _, _ = routed(envoy, COMPLETIONS, prompt(1, 3))
+                    s.reset()
+                    return ear.recv(200)
+                wait_for(some)
+                wait_for(lambda: not node.roles_load())
+                while ear.recv(300):
+                    pass
+                s, _, _ = routed(envoy, COMPLETIONS, prompt(2, 3))
+                s.reset()
+                got = []
+                while len(got) < 2:
+                    frames = ear.recv(5000 * SLOW)
+                    if not frames:
+                        break
+                    e = replica.unpack(frames[1])["event"]
+                    got.append((e["data"] if isinstance(e["data"], str) else "Add", *uuid_of(e["request_id"])[1:],
+                                e["worker"]["worker_id"]))
+                heard[role] = got
+        tap.same(heard, {"prefill": [("Add", "prefill", 1), ("Free", "prefill", 1)],
+                         "decode": [("Add", "decode", 7), ("Free", "decode", 7)]},
+                 "bookings of a role go to the replicas of that role")
+        end(node, envoy, "replicas")
+
+
 class Way:
     """The whole way of a request: picker, then sidecar and engines, with the response shown to the picker."""
 
@@ -397,7 +485,7 @@ def whole_way():
         way.close()
 
 
-for part in (happy, balance, roles_missing, waits, conditional, ranks, kills, whole_way):
+for part in (happy, balance, roles_missing, waits, conditional, ranks, events, replicas, kills, sagas, whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()
 sys.exit(tap.done())

@@ -1,6 +1,6 @@
 /* Streams of a played Envoy (bench/load/envoy.h) against an Endpoint Picker: tests and benchmarks.
  *
- * Usage      h_envoy TARGET streams in_flight connections tokens|chat size whole|mix [mode]
+ * Usage      h_envoy TARGET streams in_flight connections tokens|chat size whole|mix [mode [pairs]]
  *            size: token ids of a /v1/completions prompt, or bytes of a chat; mix: streams break off at
  *            every place in turn, by half close and by reset
  * Prints     one line key=value: streams, routed, refused, failed, retried, violations, streams_s, and p50_us
@@ -22,7 +22,7 @@ struct load {
 	struct kvp_gc *gc;
 	struct kvp_envoy *x; /* in flight */
 	uint32_t streams, in_flight, started, ended, routed, refused, failed, retried, broken, mode;
-	int is_chat, is_mix;
+	int is_chat, is_mix, is_paired;
 	char *text[PROMPTS];
 	struct kvp_extproc_str body[PROMPTS]; /* the same */
 	uint64_t *took;
@@ -86,6 +86,7 @@ static void ended(struct load *l, const struct kvp_envoy *x)
 		if (x->routed_ns > x->start_ns)
 			l->took[l->routed++] = x->routed_ns - x->start_ns;
 		wrong += strcmp(x->destination, x->metadata) != 0;
+		wrong += l->is_paired && (!x->prefiller[0] || strcmp(x->prefiller, x->destination) == 0);
 		wrong += whole && x->forwarded_bytes != x->body.len;
 		wrong += whole && x->response_bytes != x->response_body.len;
 	}
@@ -160,7 +161,7 @@ int main(int argc, char **argv)
 	struct load l = {.mode = KVP_EXTPROC_BODY_FULL_DUPLEX};
 	if (argc < 8) {
 		fputs("usage: h_envoy TARGET streams in_flight connections tokens|chat size whole|mix "
-		      "[request_mode]\n",
+		      "[request_mode [pairs]]\n",
 			stderr);
 		return 2;
 	}
@@ -171,6 +172,7 @@ int main(int argc, char **argv)
 	l.is_mix = strcmp(argv[7], "mix") == 0;
 	if (argc > 8)
 		l.mode = (uint32_t)strtoul(argv[8], NULL, 10);
+	l.is_paired = argc > 9; /* every answer names a prefill worker, too, and another one */
 	for (uint32_t i = 0; i < PROMPTS; i++) {
 		l.text[i] = make_body(l.is_chat, (uint32_t)strtoul(argv[6], NULL, 10), i);
 		l.body[i] = (struct kvp_extproc_str){l.text[i], (uint32_t)strlen(l.text[i])};
