@@ -2,7 +2,8 @@
  * stands between them, and its processor time, is the caller's business (bench/bars_sidecar.py).
  *
  * Usage      b_sidecar engine PORT
- *            b_sidecar latency PORT REQUESTS CONNECTIONS        small answers, one after the other
+ *            b_sidecar latency PORT REQUESTS CONNECTIONS [PREFILL BYTES]   small answers, one after the
+ *                other; PREFILL: port of the engine that prefills, BYTES: of the prompt
  *            b_sidecar streams PORT STREAMS TOKENS GAP_US       each with a token every GAP_US, all at once
  * Prints     engine: "ready". latency: requests, errors, p50_us, p99_us, requests_s. streams: tokens, errors,
  *            seconds, first_p50_us, first_p99_us, late_p99_us (arrival of a token behind its time at the
@@ -76,7 +77,9 @@ static void on_request(void *ctx, struct kvp_http_req *r)
 	static const char whole[] =
 		"{\"id\":\"chatcmpl-bench\",\"object\":\"chat.completion\",\"choices\":[{\"index\":0,"
 		"\"message\":{\"role\":\"assistant\",\"content\":\"Rayleigh\"},\"finish_reason\":"
-		"\"stop\"}]}";
+		"\"stop\"}],\"kv_transfer_params\":{\"do_remote_prefill\":true,\"do_remote_decode\":false,"
+		"\"remote_block_ids\":[[1,2,3]],\"remote_engine_id\":\"e\",\"remote_request_id\":\"r\","
+		"\"remote_host\":\"127.0.0.1\",\"remote_port\":5600}}";
 	struct kvp_json_val root;
 	struct answer *a = NULL;
 	(void)ctx;
@@ -153,7 +156,8 @@ static struct kvp_http_client *client;
 static struct lat whole_lat, first_lat, late_lat;
 static uint64_t todo, errors, tokens_in, begun, streams;
 static uint16_t port_to;
-static char order_text[96];
+static char *order_text;
+static char head_text[160];
 static uint32_t running;
 
 struct call {
@@ -209,7 +213,7 @@ static void call_start(void)
 		.port = port_to,
 		.method = "POST",
 		.path = "/v1/chat/completions",
-		.headers = "Content-Type: application/json\r\nX-Request-Id: bench\r\n",
+		.headers = head_text,
 		.body = order_text,
 		.len = strlen(order_text),
 		.on_body = on_body,
@@ -241,9 +245,31 @@ static double run(uint64_t calls, uint64_t at_once)
 	return (double)(bench_now_ns() - start) / 1e9;
 }
 
-static int latency(uint64_t requests, uint64_t connections)
+/* A body of about that many bytes, most of them prompt. */
+static void order_make(const char *members, uint64_t bytes)
 {
-	snprintf(order_text, sizeof(order_text), "{\"model\":\"m\",\"tokens\":0}");
+	static const char word[] = "The sky is blue because of what scatters. ";
+	size_t cap = bytes + 512, n;
+	order_text = malloc(cap);
+	if (!order_text)
+		exit(1);
+	n = (size_t)snprintf(order_text, cap,
+		"{\"model\":\"m\",%s,\"messages\":[{\"role\":\"user\",\"content\":\"", members);
+	while (n + sizeof(word) < bytes) {
+		memcpy(order_text + n, word, sizeof(word) - 1);
+		n += sizeof(word) - 1;
+	}
+	snprintf(order_text + n, cap - n, "\"}]}");
+}
+
+static int latency(uint64_t requests, uint64_t connections, uint64_t prefill, uint64_t bytes)
+{
+	order_make("\"tokens\":0", bytes);
+	if (prefill) {
+		size_t n = strlen(head_text);
+		snprintf(head_text + n, sizeof(head_text) - n,
+			"x-prefiller-host-port: 127.0.0.1:%" PRIu64 "\r\n", prefill);
+	}
 	run(requests / 10 + 1, connections); /* warm */
 	kvp_http_client_close(client);
 	whole_lat.cnt = 0;
@@ -255,8 +281,9 @@ static int latency(uint64_t requests, uint64_t connections)
 
 static int stream(uint64_t cnt, uint64_t tokens, uint64_t gap_us)
 {
-	snprintf(order_text, sizeof(order_text),
-		"{\"model\":\"m\",\"tokens\":%" PRIu64 ",\"gap_us\":%" PRIu64 "}", tokens, gap_us);
+	char members[96];
+	snprintf(members, sizeof(members), "\"tokens\":%" PRIu64 ",\"gap_us\":%" PRIu64, tokens, gap_us);
+	order_make(members, 0);
 	streams = cnt;
 	double s = run(cnt, cnt);
 	printf("tokens=%" PRIu64 " errors=%" PRIu64
@@ -269,8 +296,8 @@ static int stream(uint64_t cnt, uint64_t tokens, uint64_t gap_us)
 
 int main(int argc, char **argv)
 {
-	uint64_t n[4] = {0};
-	for (int i = 2; i < argc && i < 6; i++)
+	uint64_t n[5] = {0};
+	for (int i = 2; i < argc && i < 7; i++)
 		n[i - 2] = strtoull(argv[i], NULL, 10);
 	signal(SIGPIPE, SIG_IGN);
 	if (argc < 3 || kvp_loop_open(&loop, 0))
@@ -278,8 +305,9 @@ int main(int argc, char **argv)
 	port_to = (uint16_t)n[0];
 	if (!strcmp(argv[1], "engine"))
 		return engine(port_to);
-	if (!strcmp(argv[1], "latency") && argc == 5)
-		return latency(n[1], n[2]);
+	snprintf(head_text, sizeof(head_text), "Content-Type: application/json\r\nX-Request-Id: bench\r\n");
+	if (!strcmp(argv[1], "latency") && (argc == 5 || argc == 7))
+		return latency(n[1], n[2], n[3], n[4]);
 	if (!strcmp(argv[1], "streams") && argc == 6)
 		return stream(n[1], n[2], n[3]);
 	return 2;

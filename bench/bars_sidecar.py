@@ -10,6 +10,7 @@ answers, kept connections to the engine; fetched as a Debian package into build/
 is left out. KVP_BUILD_DIR names the build.
 
   bench=sidecar what=latency via=direct|sidecar|nginx connections=N p50_us=V p99_us=V requests_s=V cpu_us=V
+  bench=sidecar what=prefill_decode bytes=N ...: vLLM's protocol, both legs at the same engine, a prompt of N bytes
   bench=sidecar what=streams via=... streams=N gap_us=G tokens_s=V per_core_s=V late_p50_us=V late_p99_us=V
     first_p99_us=V kb_stream=V errors=N
 
@@ -108,22 +109,24 @@ def values(line):
     return dict(x.split("=") for x in line.split())
 
 
-def latency(via, port, pid, connections):
+def latency(via, port, pid, connections, prefill=(), requests=None):
+    requests = requests or args.requests
     rows = []
     for _ in range(args.repeats):
         before = cpu_s(pid) if pid else 0
         out = subprocess.run(
-            [BENCH, "latency", str(port), str(args.requests), str(connections)],
+            [BENCH, "latency", str(port), str(requests), str(connections), *map(str, prefill)],
             check=True,
             capture_output=True,
             text=True,
         ).stdout
         v = values(out)
-        v["cpu_us"] = (cpu_s(pid) - before) / (args.requests * 1.1) * 1e6 if pid else 0
+        v["cpu_us"] = (cpu_s(pid) - before) / (requests * 1.1) * 1e6 if pid else 0
         rows.append(v)
     v = sorted(rows, key=lambda r: float(r["p50_us"]))[len(rows) // 2]
+    what = f"prefill_decode bytes={prefill[1]}" if prefill else "latency"
     print(
-        f"bench=sidecar what=latency via={via} connections={connections} p50_us={v['p50_us']} p99_us={v['p99_us']} "
+        f"bench=sidecar what={what} via={via} connections={connections} p50_us={v['p50_us']} p99_us={v['p99_us']} "
         f"requests_s={v['requests_s']} cpu_us={v['cpu_us']:.1f} errors={v['errors']}",
         flush=True,
     )
@@ -173,6 +176,10 @@ def main():
                         f"p99_us={got[1] - base[1]:.0f}",
                         flush=True,
                     )
+        pair = Sidecar(engine_port, "vllm_nixl")
+        for size, requests in ((1000, args.requests), (200_000, args.requests // 10)):
+            latency("sidecar", pair.port, pair.proc.pid, 1, (engine_port, size), requests)
+        pair.stop()
         for gap_us, tokens in ((50000, 100), (20000, 200)):
             for via, proxy in made.items():
                 pid = getattr(proxy, "pid", None) or (proxy and proxy.proc.pid)

@@ -404,7 +404,7 @@ static void start(struct kvp_req *r)
 	int rc = kvp_pd_root(r->w->json, r->body.p ? r->body.p : "", r->body.len, &root);
 	if (!rc)
 		rc = r->adapter->check(r, root, &f);
-	kvp_json_trim(r->w->json, 1 << 20);
+	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
 	if (rc) {
 		kvp_reply_error(r, &f, NULL);
 		return;
@@ -431,6 +431,7 @@ static void finish(struct kvp_req *r)
 		kvp_sgl_close(&s->check[i]);
 		kvp_http_buf_free(&s->info[i]);
 	}
+	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
 	kvp_http_buf_free(&s->head.text);
 	kvp_http_buf_free(&s->kept);
 	free(s);

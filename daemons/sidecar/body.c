@@ -23,17 +23,23 @@ static int is_at(const struct scan *c, char b)
 	return c->at < c->end && c->s[c->at] == b;
 }
 
+/* From quote to quote; the place of the next quote is kept while escapes before it are passed over. */
 static int string(struct scan *c)
 {
+	const char *end = c->s + c->end, *p = c->s + c->at, *quote = NULL;
 	if (!is_at(c, '"'))
 		return KVP_ERR_PROTO;
-	for (c->at++; c->at < c->end; c->at++) {
-		if (c->s[c->at] == '\\')
-			c->at++;
-		else if (c->s[c->at] == '"') {
-			c->at++;
+	for (p++; p < end;) {
+		if (!quote || quote < p)
+			quote = memchr(p, '"', (size_t)(end - p));
+		if (!quote)
+			break;
+		const char *escape = memchr(p, '\\', (size_t)(quote - p));
+		if (!escape) {
+			c->at = (uint64_t)(quote - c->s) + 1;
 			return KVP_OK;
 		}
+		p = escape + 2;
 	}
 	c->at = c->end;
 	return KVP_ERR_PROTO;

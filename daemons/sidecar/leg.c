@@ -16,6 +16,7 @@ struct kvp_leg_conn {
 	struct kvp_addr addr;
 	struct kvp_sock sock;
 	struct kvp_timer idle;
+	struct kvp_defer cork; /* pieces of one turn leave together */
 	struct kvp_http_head head;
 	struct kvp_http_chunk chunk;
 	struct kvp_out out;
@@ -74,6 +75,7 @@ static void conn_close(struct kvp_leg_conn *c)
 	p->open_cnt--;
 	p->idle_cnt -= c->state == CONN_IDLE;
 	kvp_timer_cancel(p->loop, &c->idle);
+	kvp_loop_defer_cancel(&c->cork);
 	kvp_sock_close(&c->sock);
 	if (c->leg)
 		c->leg->conn = NULL;
@@ -165,6 +167,12 @@ static int conn_pump(struct kvp_leg_conn *c)
 	return rc;
 }
 
+static void conn_uncork(void *ctx)
+{
+	struct kvp_leg_conn *c = ctx;
+	kvp_out_kick(&c->out, &c->sock);
+}
+
 static int conn_write(struct kvp_leg_conn *c, const char *data, uint64_t len)
 {
 	int rc = c->tls ? kvp_tls_conn_write(c->tls, data, len) : kvp_http_buf_put(&c->out.pend, data, len);
@@ -172,7 +180,10 @@ static int conn_write(struct kvp_leg_conn *c, const char *data, uint64_t len)
 		return rc;
 	if (c->tls)
 		return conn_pump(c);
-	kvp_out_kick(&c->out, &c->sock);
+	if (c->leg->ended_upload)
+		conn_uncork(c);
+	else
+		kvp_loop_defer(c->pool->loop, &c->cork, conn_uncork, c);
 	return KVP_OK;
 }
 
@@ -658,8 +669,11 @@ void kvp_leg_put(struct kvp_leg *leg, const char *data, uint64_t len)
 void kvp_leg_put_end(struct kvp_leg *leg)
 {
 	leg->ended_upload = 1;
-	if (leg->running)
-		gap_set(leg);
+	if (!leg->running)
+		return;
+	if (leg->conn && leg->conn->state == CONN_RUNNING)
+		conn_uncork(leg->conn);
+	gap_set(leg);
 }
 
 uint64_t kvp_leg_unsent(const struct kvp_leg *leg)

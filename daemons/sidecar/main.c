@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <kvpick/err.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,6 +14,10 @@
 #include "daemons/common/log.h"
 #include "daemons/sidecar/metrics.h"
 
+/* Bodies of some hundred KB come and go: pages given back to the kernel each time cost more than all copies.
+ * Larger blocks are mapped, and go at once. */
+#define MMAP_MIN_BYTES (1 << 20)
+#define TRIM_MIN_BYTES (8 << 20)
 #define POOL_IDLE_MAX 256
 #define POOL_IDLE_MS 60000
 
@@ -154,6 +159,8 @@ int main(int argc, char **argv)
 		return code;
 	kvp_config_log_setup(cfg, "sidecar", -1);
 	kvp_boot_files();
+	mallopt(M_MMAP_THRESHOLD, MMAP_MIN_BYTES);
+	mallopt(M_TRIM_THRESHOLD, TRIM_MIN_BYTES);
 	int rc = open_all();
 	if (rc) {
 		KVP_LOG_E("sidecar.start", "port=%u error=%s errno=%s", (unsigned)cfg->sidecar_port,

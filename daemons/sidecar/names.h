@@ -44,5 +44,5 @@ struct kvp_names { /* zeroed, then loop set */
 int kvp_name_find(struct kvp_names *n, const char *host, uint16_t port, struct kvp_addrs *out,
 	struct kvp_name_wait *w, void (*cb)(void *ctx, int err), void *ctx);
 void kvp_name_cancel(struct kvp_name_wait *w); /* not waiting: nothing */
-void kvp_names_end(struct kvp_names *n); /* nobody waits any more */
+void kvp_names_end(struct kvp_names *n);       /* nobody waits any more */
 #endif

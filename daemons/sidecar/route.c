@@ -154,6 +154,9 @@ static void begin(struct kvp_req *r)
 	r->conn->state = KVP_CONN_BODY;
 	if (flow->stream_body)
 		flow->start(r);
+	else if (r->conn->in.framing == KVP_HTTP_FRAME_LENGTH &&
+		 r->conn->in.length <= r->adapter->body_max(w->cfg))
+		kvp_http_buf_room(&r->body, r->conn->in.length); /* once; without memory piece by piece */
 }
 
 void kvp_conn_route(struct kvp_conn *c)

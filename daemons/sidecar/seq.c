@@ -66,6 +66,7 @@ static void answered(struct kvp_req *r)
 		502, "invalid_prefill_handoff", "the answer of the prefill engine is not usable"};
 	enum kvp_answer what =
 		r->adapter->prefill_answer(r, s->answer.p ? s->answer.p : "", s->answer.len, &body, &f);
+	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
 	kvp_http_buf_free(&s->answer);
 	kvp_http_buf_free(&r->body);
 	if (what == KVP_ANSWER_DECODE) {
@@ -142,7 +143,7 @@ static void start(struct kvp_req *r)
 	int rc = kvp_pd_root(r->w->json, text, r->body.len, &root);
 	if (!rc)
 		rc = r->adapter->check(r, root, &f);
-	kvp_json_trim(r->w->json, 1 << 20);
+	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
 	if (rc)
 		kvp_reply_error(r, &f, NULL);
 	else

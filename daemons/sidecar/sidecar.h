@@ -20,6 +20,8 @@
 #include "daemons/sidecar/leg.h"
 #include "daemons/sidecar/target.h"
 
+#define KVP_JSON_KEPT_BYTES ((size_t)1 << 20) /* a parser that has grown beyond that is cut back */
+
 struct kvp_req;
 struct kvp_sidecar;
 
