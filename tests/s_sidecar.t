@@ -720,13 +720,14 @@ def vllm_aborts():
             c.chunk()
             gone(x, c, "client leaves in a stream that is quiet", [x.d], how)
             x.end("abort 4")
-        x = Pair(vllm_prefill(), silent)
-        c = Client(x.port)
-        c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})
-        c.sock.sendall(b"GET /v1/next HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 30000 + b"\r\n\r\n")
-        wait_for(lambda: x.d.requests)
-        gone(x, c, "client leaves behind pipelined bytes", [x.d], how)
-        x.end("abort 5")
+        for size in (30_000, 5_000_000):
+            x = Pair(vllm_prefill(), silent)
+            c = Client(x.port)
+            c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})
+            c.sock.sendall(b"POST /v1/next HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n" + b"y" * size)
+            wait_for(lambda: x.d.requests)
+            gone(x, c, f"client leaves behind {size} pipelined bytes", [x.d], how)
+            x.end("abort 5")
     x = Pair(vllm_prefill(), lambda e, r: (time.sleep(0.2), answer(r)))
     with Client(x.port) as c:
         c.send("POST", "/v1/chat/completions", STREAM, {"x-prefiller-host-port": x.p.authority})
@@ -1046,6 +1047,14 @@ def reports():
     )
     x.d.script = vllm_decode()
     tap.same(x.ask(CHAT).status, 200, "and served again when it is back")
+    got = x.ask(b'{"n":2,"messages":[],"\\u006e":1,"stream":false}')
+    tap.same(
+        (got.status, [b'"n"' in e.requests[-1].body or b"006e" in e.requests[-1].body for e in (x.p, x.d)]),
+        (200, [False, False]),
+        "of two n the last counts, and no engine sees either",
+    )
+    x.ask(b'{"messages":[],"n":1}')
+    tap.ok(all(b'"n":1' in e.requests[-1].body for e in (x.p, x.d)), "one n stays as it is")
     x.end("reports")
     x = Pair(sglang("prefill", port=9001, expected=9001), sglang("decode", port=1, expected=9001), "sglang")
     x.ask(CHAT)

@@ -298,9 +298,9 @@ static int make_body(struct kvp_req *r, struct kvp_http_buf *body)
 	const struct kvp_edit edit[] = {{.key = "bootstrap_host", .val = host, .val_len = strlen(host)},
 		{.key = "bootstrap_port", .val = port, .val_len = strlen(port)},
 		{.key = "bootstrap_room", .val = number, .val_len = strlen(number)},
-		{.key = "rid", .val = rid, .val_len = strlen(rid)},
+		{.key = "rid", .val = rid, .val_len = strlen(rid)}, {.key = kvp_req_dropped(r)},
 		{.key = "disagg_prefill_dp_rank", .val = rank, .val_len = strlen(rank)}};
-	return kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, has_rank ? 5 : 4, body);
+	return kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, has_rank ? 6 : 5, body);
 }
 
 static int start_one(struct kvp_req *r, int which, const struct kvp_http_buf *body)
@@ -460,6 +460,7 @@ static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f
 		return KVP_ERR_INVAL;
 	}
 	r->is_stream = stream == 1;
+	r->drops_n = kvp_pd_is_doubled(root, "n") != 0;
 	return KVP_OK;
 }
 

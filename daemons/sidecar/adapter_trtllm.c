@@ -37,6 +37,7 @@ static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f
 	if (kvp_json_get(root, "use_beam_search", &v) == KVP_OK && kvp_json_type(v) != KVP_JSON_NULL &&
 		(kvp_json_bool(v, &beam) || beam))
 		return KVP_ERR_INVAL;
+	r->drops_n = kvp_pd_is_doubled(root, "n") != 0;
 	r->is_stream = kvp_pd_stream(root) == 1;
 	if (kvp_json_get(root, "stream_options", &v) == KVP_OK &&
 		kvp_json_get(v, "include_usage", &v) == KVP_OK && kvp_json_bool(v, &beam) == KVP_OK)
@@ -52,7 +53,7 @@ static int prefill_body(struct kvp_req *r, struct kvp_http_buf *body)
 		"{\"request_type\":\"context_only\",\"disagg_request_id\":%llu}",
 		(unsigned long long)r->trt_id);
 	const struct kvp_edit edit[] = {{.key = "stream", TEXT("false")}, {.key = "stream_options"},
-		{.key = "prompt_token_ids"},
+		{.key = "prompt_token_ids"}, {.key = kvp_req_dropped(r)},
 		{.key = "disaggregated_params", .val = params, .val_len = (uint64_t)n}};
 	return kvp_span_edit(
 		r->body.p, kvp_span_all(r->body.len), edit, sizeof(edit) / sizeof(edit[0]), body);
@@ -89,8 +90,8 @@ static int generation_body(
 						.val = text + c->ids.at,
 						.val_len = c->ids.len},
 		{.key = "disaggregated_params", .val = params.p, .val_len = params.len},
-		{.key = "prompt_token_ids"}};
-	rc = rc ? rc : kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, is_chat ? 2 : 3, body);
+		{.key = kvp_req_dropped(r)}, {.key = "prompt_token_ids"}};
+	rc = rc ? rc : kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, is_chat ? 3 : 4, body);
 	kvp_http_buf_free(&params);
 	return rc;
 }

@@ -17,7 +17,6 @@ static uint64_t body_max(const struct kvp_config *cfg)
 
 static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f)
 {
-	(void)r;
 	if (!kvp_vllm_client_ok(root)) {
 		*f = (struct kvp_fail){400, "invalid_pd_request", "kv_transfer_params is not a client's"};
 		return KVP_ERR_INVAL;
@@ -26,13 +25,14 @@ static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f
 		*f = (struct kvp_fail){400, "unsupported_pd_variant", "n must be 1"};
 		return KVP_ERR_INVAL;
 	}
+	r->drops_n = kvp_pd_is_doubled(root, "n") != 0;
 	return KVP_OK;
 }
 
 /* A limit of one token; what contradicts it, and what needs a stream, goes. */
 static int prefill_body(struct kvp_req *r, struct kvp_http_buf *body)
 {
-	static const struct kvp_edit edit[] = {{.key = "stream", TEXT("false")},
+	const struct kvp_edit edit[] = {{.key = "stream", TEXT("false")}, {.key = kvp_req_dropped(r)},
 		{.key = "max_tokens", TEXT("1")},
 		{.key = "max_completion_tokens", TEXT("1"), .when = KVP_EDIT_IF_PRESENT},
 		{.key = "stream_options"}, {.key = "min_tokens"}, {.key = "min_completion_tokens"},
@@ -44,9 +44,10 @@ static int prefill_body(struct kvp_req *r, struct kvp_http_buf *body)
 static enum kvp_answer decode_body(
 	struct kvp_req *r, const char *val, uint64_t len, struct kvp_http_buf *body)
 {
-	const struct kvp_edit edit = {.key = "kv_transfer_params", .val = val, .val_len = len};
-	return kvp_span_edit(r->body.p, kvp_span_all(r->body.len), &edit, 1, body) ? KVP_ANSWER_ERROR
-										   : KVP_ANSWER_DECODE;
+	const struct kvp_edit edit[] = {
+		{.key = "kv_transfer_params", .val = val, .val_len = len}, {.key = kvp_req_dropped(r)}};
+	return kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, 2, body) ? KVP_ANSWER_ERROR
+										  : KVP_ANSWER_DECODE;
 }
 
 static enum kvp_answer prefill_answer(

@@ -58,8 +58,7 @@ static int wants_recv(const struct kvp_conn *c)
 		return kvp_out_len(&c->out) < KVP_OUT_HIGH_BYTES;
 	case KVP_CONN_BODY:
 		return !flow_streams(c) || kvp_leg_unsent(&c->req.decode) < KVP_OUT_HIGH_BYTES;
-	case KVP_CONN_WAIT:
-		return c->pend.len < KVP_CONN_PEND_MAX;
+	case KVP_CONN_WAIT: /* whatever comes: behind it may be the end of the client */
 	case KVP_CONN_FLUSH:
 	case KVP_CONN_LINGER:
 		break;
@@ -76,10 +75,7 @@ static void recv_ctl(struct kvp_conn *c)
 		return;
 	}
 	kvp_sock_recv_stop(&c->sock);
-	int hup = KVP_SOCK_HUP;
-	if (c->state == KVP_CONN_WAIT && !c->fin)
-		hup |= KVP_SOCK_RDHUP;
-	kvp_sock_watch_hup(&c->sock, hup);
+	kvp_sock_watch_hup(&c->sock, KVP_SOCK_HUP);
 }
 
 void kvp_conn_timer(struct kvp_conn *c)
@@ -335,6 +331,19 @@ static void on_fin(struct kvp_conn *c)
 	recv_ctl(c);
 }
 
+/* Bytes behind the running request. What is too much is thrown away, and the connection ends with the
+ * answer. */
+static void keep_pending(struct kvp_conn *c, const char *data, uint64_t len)
+{
+	if (c->overrun || (c->state == KVP_CONN_WAIT && len > KVP_CONN_PEND_MAX - c->pend.len)) {
+		c->overrun = 1;
+		c->keep = 0;
+		kvp_http_buf_free(&c->pend);
+	} else if (kvp_http_buf_put(&c->pend, data, len)) {
+		c->out.failed = 1;
+	}
+}
+
 static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len)
 {
 	struct kvp_conn *c = ctx;
@@ -353,8 +362,8 @@ static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len
 		used = feed(c, data, n);
 	if (c->state >= KVP_CONN_FLUSH)
 		used = n;
-	if (used < n && kvp_http_buf_put(&c->pend, data + used, n - used))
-		c->out.failed = 1;
+	if (used < n)
+		keep_pending(c, data + used, n - used);
 	if (c->out.failed)
 		kvp_conn_later(c);
 	else
@@ -388,10 +397,8 @@ static void on_hup(void *ctx, struct kvp_sock *s, int hup)
 {
 	struct kvp_conn *c = ctx;
 	(void)s;
-	if (hup & KVP_SOCK_HUP)
-		conn_gone(c);
-	else
-		on_fin(c);
+	(void)hup; /* watched for nothing else */
+	conn_gone(c);
 }
 
 static void on_timer(void *ctx, struct kvp_timer *t)

@@ -7,7 +7,8 @@
  *            served. To tell the two apart bytes that have to be sent anyway go out when a FIN arrives - the
  *            status line's first, or a leading zero of the next chunk's size -, which a fully closed peer
  *            answers with a reset.
- * Bounds     pipelined bytes: KVP_CONN_PEND_MAX, then receiving stops. Unsent bytes: flows stop at
+ * Bounds     pipelined bytes: KVP_CONN_PEND_MAX; over that they are thrown away and the connection ends
+ *            with the running answer. Unsent bytes: flows stop at
  *            KVP_OUT_HIGH_BYTES. A client that takes nothing for KVP_CONN_STALL_NS is closed.
  * Crash      process-local.
  * Proved by  tests/s_sidecar.t
@@ -17,7 +18,7 @@
 
 #include "daemons/sidecar/sidecar.h"
 
-#define KVP_CONN_PEND_MAX 65536
+#define KVP_CONN_PEND_MAX UINT64_C(1048576)
 #define KVP_CONN_HEAD_MAX 65536
 #define KVP_CONN_LINE_MAX 65536
 #define KVP_CONN_HEAD_NS UINT64_C(30000000000) /* first byte to complete head */
@@ -43,6 +44,7 @@ struct kvp_conn {
 	uint8_t fin;	    /* the client sends no more */
 	uint8_t prefix_out; /* the first bytes of the status line are on their way */
 	uint8_t cut;	    /* ends with a reset behind the last byte */
+	uint8_t overrun;    /* pipelined bytes were thrown away */
 };
 
 /* kvp_conn_put queues bytes for the client; kvp_conn_later processes what waits, at the end of the turn. */

@@ -24,6 +24,16 @@ int kvp_pd_one(struct kvp_json_val root, const char *key)
 	return kvp_json_type(v) == KVP_JSON_INT && kvp_json_u64(v, &n) == KVP_OK && n == 1;
 }
 
+int kvp_pd_is_doubled(struct kvp_json_val root, const char *key)
+{
+	struct kvp_json_iter it = kvp_json_each(root);
+	size_t len = strlen(key);
+	unsigned cnt = 0;
+	while (kvp_json_next(&it))
+		cnt += it.key_len == len && memcmp(it.key, key, len) == 0;
+	return cnt > 1;
+}
+
 int kvp_pd_stream(struct kvp_json_val root)
 {
 	struct kvp_json_val v;

@@ -23,6 +23,9 @@ struct kvp_fail {
 int kvp_pd_root(struct kvp_json *j, const char *text, uint64_t len, struct kvp_json_val *root);
 /* kvp_pd_one: 1 if member key is absent or the integer 1. */
 int kvp_pd_one(struct kvp_json_val root, const char *key);
+/* kvp_pd_is_doubled: 1 if the object has more than one member of that name. The last of them counts; engines
+ * must not see any, since they may read another. */
+int kvp_pd_is_doubled(struct kvp_json_val root, const char *key);
 /* kvp_pd_stream: 1, 0 (false, null, absent), or KVP_ERR_INVAL for another type. */
 int kvp_pd_stream(struct kvp_json_val root);
 

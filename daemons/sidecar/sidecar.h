@@ -100,6 +100,7 @@ struct kvp_req {
 	uint8_t running;
 	uint8_t is_stream;   /* the client asked for a stream */
 	uint8_t wants_usage; /* and for usage at its end */
+	uint8_t drops_n;     /* more than one n: all of them go */
 	uint8_t replied;     /* the head of the answer is on its way */
 	uint8_t is_head;     /* answers have no body */
 	uint8_t framing;     /* of the answer: enum kvp_reply_framing */
@@ -158,6 +159,12 @@ void kvp_req_end(struct kvp_req *r, enum kvp_result result);
 extern const struct kvp_leg_ops kvp_relay_ops;
 void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_buf *body);
 void kvp_relay_drained(struct kvp_req *r);
+
+/* kvp_req_dropped: name of the member whose copies must not reach an engine; of none that JSON can have. */
+static inline const char *kvp_req_dropped(const struct kvp_req *r)
+{
+	return r->drops_n ? "n" : "\xff";
+}
 
 /* Flows and adapters. */
 extern const struct kvp_flow kvp_flow_pass, kvp_flow_seq, kvp_flow_sgl;
