@@ -94,7 +94,7 @@ ifeq ($(BUILD),tsan)
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http bench-extproc bench-peer soak lint run run-envoy deps install clean help
+.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http bench-extproc bench-peer soak lint run run-envoy run-disagg deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -189,6 +189,10 @@ run: deps
 run-envoy: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS)
 	KVP_BUILD_DIR=$(B) TRACE='$(TRACE)' SCALE='$(SCALE)' LOAD_ARGS='$(LOAD_ARGS)' deploy/run-envoy.sh
+# The same with three prefill and three decode engines and their sidecars. PD=vllm|sglang|trtllm
+run-disagg: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS)
+	KVP_BUILD_DIR=$(B) PD='$(PD)' TRACE='$(TRACE)' SCALE='$(SCALE)' LOAD_ARGS='$(LOAD_ARGS)' deploy/run-disagg.sh
 # Every bar with its value: bench about 5 minutes; bench-scale for 1 to 3 readers and growing trees.
 bench bench-scale: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) benches $(patsubst %.c,$(B)/%,$(TORTURE_SRC))
@@ -243,6 +247,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | run-envoy | test | vectors | long | lint | bench | bench-scale | bench-http | bench-extproc | bench-peer | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | run-envoy | run-disagg | test | vectors | long | lint | bench | bench-scale | bench-http | bench-extproc | bench-peer | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

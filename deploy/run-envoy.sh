@@ -99,4 +99,4 @@ for via in "through Envoy and kvpick:127.0.0.1:$clients" "round-robin, without t
 done
 echo
 echo "kvpickctl check:"
-"$build/kvpickctl" --run-dir "$dir" --instance demo check
+env -i PATH="$PATH" "$build/kvpickctl" --run-dir "$dir" --instance demo check

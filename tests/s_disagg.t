@@ -434,6 +434,20 @@ class Way:
     def pool(self):
         return [(1, "prefill", f"127.0.0.1:{self.p.port}"), (7, "decode", f"127.0.0.1:{self.s.port}")]
 
+    def break_off(self, envoy, data, how):
+        """A request whose decode engine has begun to answer, and then: the client, the sidecar, or both legs go."""
+        s, head, pieces = routed(envoy, CHAT, data)
+        pairs = [("content-type", "application/json")] + list(head.set.items())
+        begun = len(self.d.begun)
+        with pd.Client(int(head.set[DEST].split(":")[1])) as c:
+            c.send("POST", "/v1/chat/completions", b"".join(p.piece for p in pieces), pairs)
+            wait_for(lambda: len(self.d.begun) > begun)
+            s.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b"data: 1\n\n"))
+            if how == "sidecar killed":
+                self.s.signal(signal.SIGKILL)
+            c.drop()
+        s.reset()
+
     def ask(self, envoy, data, leave=False):
         s, head, pieces = routed(envoy, CHAT, data)
         pairs = [("content-type", "application/json")] + [(k, v) for k, v in head.set.items()]
@@ -454,6 +468,28 @@ class Way:
         self.s.stop()
         self.p.close()
         self.d.close()
+
+
+def broken_off():
+    """Decode has begun, and its client leaves or its sidecar dies: both engines are let go, both bookings end."""
+    gone = []
+
+    def hangs(engine, req):
+        req.conn.head(200, [("content-type", "text/event-stream")])
+        req.conn.chunk(b"data: 1\n\n")
+        if req.conn.hang():
+            gone.append(req)
+
+    way = Way("vllm_nixl", pd.vllm_prefill(), hangs)
+    with Disagg(RENDERER, way.pool()) as node:
+        envoy = node.envoy()
+        data = json.dumps({**json.loads(chat(5, 6)), "stream": True}).encode()
+        for n, how in enumerate(("client left", "sidecar killed"), 1):
+            way.break_off(envoy, data, how)
+            idle(node, how)
+            tap.ok(wait_for(lambda n=n: len(gone) == n), f"{how}: the decode engine is let go", len(gone))
+        end(node, envoy, "broken off")
+    way.close()
 
 
 def whole_way():
@@ -485,7 +521,8 @@ def whole_way():
         way.close()
 
 
-for part in (happy, balance, roles_missing, waits, conditional, ranks, events, replicas, kills, sagas, whole_way):
+for part in (happy, balance, roles_missing, waits, conditional, ranks, events, replicas, kills, sagas, broken_off,
+             whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()
 sys.exit(tap.done())

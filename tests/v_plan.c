@@ -1,6 +1,7 @@
 /* The vectors about requests in two legs: ledger_traces and conditional_disagg of disagg.json, COND of
  * scheduling.json. A trace is a list of events and the exact list of what is to be done; both orders of
  * asking are replayed. */
+#include "daemons/common/config.h"
 #include "daemons/extproc/conditional.h"
 #include "daemons/extproc/plan.h"
 #include "tests/vec.h"
@@ -238,12 +239,46 @@ static void scheduling_rows(struct kvp_json_val vectors)
 	is_u64(n, 19, "all rows of COND were judged");
 }
 
+/* ---- topology_config: the settings that say whether there are roles ---- */
+
+static void topology_rows(struct kvp_json_val list)
+{
+	static struct kvp_config cfg;
+	static struct kvp_config_err err;
+	static const char *const argv[] = {NULL};
+	uint64_t n = 0;
+	for (struct kvp_json_iter i = kvp_json_each(list); kvp_json_next(&i); n++) {
+		char mem[8][256];
+		const char *env[16] = {"DYN_EPP_MODE=standalone", "DYN_MODEL_NAME=m",
+			"DYN_EPP_TOKENIZER_PROTOCOL=vllm-render",
+			"DYN_EPP_TOKENIZER_SERVICE_URL=http://tok:8000/x", "DYN_EPP_INFERENCE_POOL_NAME=p",
+			"POD_NAMESPACE=n", "DYN_KV_CACHE_BLOCK_SIZE=16", "POD_IP=10.0.0.1"};
+		int cnt = 8, on = 0;
+		struct kvp_json_val mode;
+		for (struct kvp_json_iter e = kvp_json_each(vec_get(i.val, "env"));
+			kvp_json_next(&e) && cnt < 15; cnt++) {
+			snprintf(mem[cnt - 8], sizeof(mem[0]), "%.*s=%s", (int)e.key_len, e.key,
+				vec_text(e.val));
+			env[cnt] = mem[cnt - 8];
+		}
+		kvp_json_bool(vec_get(i.val, "ok"), &on);
+		int rc = kvp_config_load(KVP_BIN_SUPERVISOR, 0, argv, env, &cfg, NULL, &err);
+		is_u64(rc == KVP_OK, (uint64_t)on, "topology %u: %s", (unsigned)n,
+			on ? "starts" : "is refused");
+		if (rc == KVP_OK && vec_has(i.val, "mode", &mode))
+			is_str(cfg.eff.disaggregated ? "disaggregated" : "aggregated", vec_text(mode),
+				"topology %u: its roles", (unsigned)n);
+	}
+	is_u64(n, 10, "all topologies were tried");
+}
+
 int main(void)
 {
 	struct kvp_json *json = kvp_json_new();
 	struct kvp_json_val root = vec_load(json, "disagg.json");
 	traces(vec_get(root, "ledger_traces"));
 	decisions(vec_get(root, "conditional_disagg"));
+	topology_rows(vec_get(root, "topology_config"));
 	scheduling_rows(vec_get(vec_load(json, "scheduling.json"), "vectors"));
 	kvp_json_free(json);
 	return done();
