@@ -15,8 +15,8 @@ import pd
 import replica
 from disagg import DEST, PREFILLER, Disagg, ask, uuid_of
 from engine import Engine, stored
-from envoy import DUPLEX, REQUEST_HEADERS, RESPONSE_BODY, RESPONSE_HEADERS, SUBSET, body, headers, metadata
-from epp import CHAT, COMPLETIONS, FULL, SSE, Renderer, chat, prompt, respond, routed
+from envoy import DUPLEX, REQUEST_HEADERS, RESPONSE_BODY, RESPONSE_HEADERS, SERVED, SUBSET, body, headers, metadata
+from epp import CHAT, COMPLETIONS, FULL, MODEL, SSE, Renderer, chat, prompt, respond, routed
 from node import BUILD, SLOW, Tap, free_port, wait_for
 from replica import Peer
 
@@ -120,6 +120,32 @@ def balance():
             respond(s)
             close(s)
         idle(node, "twelve pairs")
+        # a burst of prompts with a cached beginning does not pile up where that is cached
+        common = json.loads(prompt(300, 2))["prompt"]
+        burst = [routed(envoy, COMPLETIONS, json.dumps(
+            {"model": MODEL, "prompt": common + json.loads(prompt(301 + i, 8))["prompt"]}).encode()) for i in range(12)]
+        per = [sum(h.set[PREFILLER] == at for _, h, _ in burst) for _, _, at in PREFILL]
+        tap.ok(min(per) >= 4, "a burst with a common beginning is spread over the prefill workers", per)
+        for s, _, _ in burst:
+            s.reset()
+        idle(node, "a burst")
+        # the proxy went to another decode worker: the booking of that role moves, prefill stays
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(400, 4))
+        dest, first = head.set[DEST], head.set[PREFILLER]
+        other = next(w for w in DECODE if w[2] != dest)
+        s.send(headers(RESPONSE_HEADERS, SSE, more=metadata(SERVED, other[2])))
+        s.reply()
+        tap.ok(wait_for(lambda: node.roles_load().get(other[0]) == (0, 4, 1) and requests(node, "decode") == 1),
+               "another decode worker served: its role's booking moves there, without prompt tokens", node.roles_load())
+        tap.same(requests(node, "prefill"), 1, f"the prefill booking at {first} stays until the first byte")
+        s.send(body(RESPONSE_BODY, b"x", True))
+        s.reply()
+        idle(node, "a decode worker that the proxy chose")
+        close(s)
+        # the HTTP API knows workers without a role only
+        tap.same((node.call("GET", "/workers")[1], node.call("GET", "/loads")[1]), ([], []), "the API shows none of them")
+        tap.same([node.call(m, "/workers/7", b)[0] for m, b in (("PATCH", {"max_num_batched_tokens": 1}),
+                                                                ("DELETE", None))], [404, 404], "and changes none")
         # the subset: always for decode, for prefill only if it names one
         for subset, dest, first in ((["10.0.0.8:8000"], "10.0.0.8:8000", None),
                                     (["10.0.0.7", "10.0.0.22"], "10.0.0.7:8000", "10.0.0.22:8000")):
@@ -293,6 +319,15 @@ def ranks():
         for s, _, _ in streams:
             s.reset()
         end(node, envoy, "ranks")
+    pool[1] = (7, "decode", "10.0.0.7:8000")
+    with Disagg(RENDERER, pool, env={"KVPICK_EPP_DP_ROUTING": "header", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}) as node:
+        envoy = node.envoy()
+        streams = [routed(envoy, COMPLETIONS, prompt(i, 4)) for i in range(4)]
+        tap.same(sorted((h.set["x-data-parallel-rank"], h.set["x-prefiller-dp-rank"]) for _, h, _ in streams),
+                 [("0", "0"), ("0", "0"), ("0", "1"), ("0", "1")], "the rank of one leg is never that of the other")
+        for s, _, _ in streams:
+            s.reset()
+        end(node, envoy, "ranks of one leg")
     with Disagg(RENDERER, pool, env={"KVPICK_EPP_DP_ROUTING": "port", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}) as node:
         envoy = node.envoy()
         streams = [routed(envoy, COMPLETIONS, prompt(i, 4)) for i in range(2)]
@@ -301,6 +336,24 @@ def ranks():
         for s, _, _ in streams:
             s.reset()
         end(node, envoy, "ports of ranks")
+
+
+def sessions():
+    """A session has a worker of each role, until its last request."""
+    with Disagg(RENDERER, PREFILL + DECODE, env={"DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": "600"}) as node:
+        envoy = node.envoy()
+        session = COMPLETIONS + [("x-session-id", "s")]
+        load = []
+        s, head, _ = routed(envoy, session, prompt(1, 4))
+        home = dict(head.set)
+        for i in range(4):
+            load.append(routed(envoy, COMPLETIONS, prompt(10 + i, 40))[0])
+            t, head, _ = routed(envoy, session, prompt(20 + i, 4))
+            tap.same(head.set, home, f"turn {i + 2} stays with both workers, though they are loaded")
+            t.reset()
+        for x in [s, *load]:
+            x.reset()
+        end(node, envoy, "sessions")
 
 
 def kills():
@@ -521,7 +574,7 @@ def whole_way():
         way.close()
 
 
-for part in (happy, balance, roles_missing, waits, conditional, ranks, events, replicas, kills, sagas, broken_off,
+for part in (happy, balance, roles_missing, waits, conditional, ranks, sessions, events, replicas, kills, sagas, broken_off,
              whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()

@@ -83,13 +83,35 @@ void kvp_route_worker_post(struct kvp_call *c)
 	send_command(c, KVP_CMD_WORKER_POST, 0, c->req->body, c->req->body_len);
 }
 
+/* is_hidden: a worker with a role is not the API's, which knows aggregated ones only: it answers 404. */
+static int is_hidden(struct kvp_call *c)
+{
+	const struct kvp_cat *cat = &c->h->boot.region->cat;
+	struct kvp_cat_worker_info *w = malloc(sizeof(*w));
+	char text[64];
+	uint32_t idx;
+	int yes = w && kvp_cat_worker_find(cat, c->worker_id, &idx) == KVP_OK &&
+		  kvp_cat_worker_info(cat, idx, w) == KVP_OK && w->worker_id == c->worker_id &&
+		  w->role != KVP_PART_AGGREGATED;
+	free(w);
+	if (!yes)
+		return 0;
+	snprintf(text, sizeof(text), "worker %" PRIu64 " not found", c->worker_id);
+	kvp_reply_error(c, 404, text);
+	return 1;
+}
+
 void kvp_route_worker_patch(struct kvp_call *c)
 {
+	if (is_hidden(c))
+		return;
 	send_command(c, KVP_CMD_WORKER_PATCH, c->worker_id, c->req->body, c->req->body_len);
 }
 
 void kvp_route_worker_delete(struct kvp_call *c)
 {
+	if (is_hidden(c))
+		return;
 	send_command(c, KVP_CMD_WORKER_DELETE, c->worker_id, NULL, 0);
 }
 
