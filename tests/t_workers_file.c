@@ -54,6 +54,30 @@ static void forms(void)
 	good("# comment\n---\nworkers:\n- worker_id: 1\n...\n", 1, NULL, "document marks and comments");
 }
 
+/* The role is told to the indexer beside the registration, not in it. */
+static void roles(void)
+{
+	static const enum kvp_part_role want[] = {KVP_PART_PREFILL, KVP_PART_DECODE, KVP_PART_AGGREGATED};
+	static const char text[] =
+		"workers:\n- role: prefill\n  worker_id: 1\n- worker_id: 2\n  role: DECODE\n"
+		"- worker_id: 3\n";
+	struct kvp_workers_list l;
+	char err[512] = "";
+	good(text, 3, "{\"worker_id\":1}", "workers with roles");
+	if (ok(kvp_workers_parse(text, strlen(text), &l, err, sizeof(err)) == KVP_OK && l.cnt == 3,
+		    "are read")) {
+		for (int i = 0; i < 3; i++)
+			is_u64(l.want[i].role, want[i], "role of worker %d", i + 1);
+		kvp_workers_list_free(&l);
+	}
+	bad("workers:\n- worker_id: 1\n  role: both\n", "line 3: role is not prefill or decode: both",
+		"no role");
+	bad("workers:\n- worker_id: 1\n  role: [prefill]\n", "role is not prefill or decode",
+		"a list as role");
+	bad("workers:\n- worker_id: 1\n  role: decode\n  role: decode\n", "member comes twice: role",
+		"two roles");
+}
+
 static void refusals(void)
 {
 	bad("", "not a mapping", "an empty file");
@@ -138,6 +162,7 @@ static void watch(void)
 int main(void)
 {
 	forms();
+	roles();
 	refusals();
 	expansion();
 	watch();

@@ -42,6 +42,12 @@ class Disagg(Epp):
                 raise RuntimeError("the workers are not known\n" + self.log_text())
         return self
 
+    def __exit__(self, *exc):
+        code, text = self.stop(), self.log_text()
+        if code or "Sanitizer" in text:
+            raise RuntimeError(f"the node ended with {code}\n{text}")
+        super().__exit__(*exc)
+
     def answers(self):
         envoy = self.envoy()
         s = envoy.stream(headers(REQUEST_HEADERS, [(":method", "GET"), (":path", "/v1/models")], end=True, config=FULL))
