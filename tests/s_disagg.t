@@ -338,6 +338,42 @@ def ranks():
         end(node, envoy, "ports of ranks")
 
 
+def domains():
+    """Both workers in one transfer domain, where that is asked for; a worker without one goes with everybody."""
+    def at(d):
+        return {"kv_transfer_domain": d}
+    pool = [(1, "prefill", "10.0.0.21:8000", at("a")), (2, "prefill", "10.0.0.22:8000", at("b")),
+            (7, "decode", "10.0.0.7:8000", at("a")), (8, "decode", "10.0.0.8:8000", at("b"))]
+    pairs = {"10.0.0.7:8000": "10.0.0.21:8000", "10.0.0.8:8000": "10.0.0.22:8000"}
+    for how in ("required", "preferred"):
+        with Disagg(RENDERER, pool, env={"KVPICK_EPP_KV_TRANSFER_ENFORCEMENT": how}) as node:
+            envoy = node.envoy()
+            got = [routed(envoy, COMPLETIONS, prompt(i, 4)) for i in range(8)]
+            tap.same({h.set[DEST]: h.set[PREFILLER] for _, h, _ in got}, pairs, f"{how}: each pair is in one domain")
+            for s, _, _ in got:
+                respond(s)
+                close(s)
+            idle(node, how)
+            node.write([pool[0], pool[3]])
+            node.settled()
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(20, 4))
+            if how == "required":
+                tap.same((head.status, head.text), (503, "no prefill endpoints available"), "nobody in the domain: 503")
+                idle(node, "and the decode booking is undone")
+            else:
+                tap.same(head.set.get(PREFILLER), "10.0.0.21:8000", "nobody in the domain: somebody else")
+                s.reset()
+            node.write([(1, "prefill", "10.0.0.21:8000"), pool[3]])
+            node.settled()
+
+            def anybody():
+                s, head, _ = routed(envoy, COMPLETIONS, prompt(30, 4))
+                s.reset()
+                return head.set.get(PREFILLER) == "10.0.0.21:8000"
+            tap.ok(wait_for(anybody), "a worker without a domain is in all of them")
+            end(node, envoy, f"domains, {how}")
+
+
 def sessions():
     """A session has a worker of each role, until its last request."""
     with Disagg(RENDERER, PREFILL + DECODE, env={"DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": "600"}) as node:
@@ -574,7 +610,7 @@ def whole_way():
         way.close()
 
 
-for part in (happy, balance, roles_missing, waits, conditional, ranks, sessions, events, replicas, kills, sagas, broken_off,
+for part in (happy, balance, roles_missing, waits, conditional, ranks, domains, sessions, events, replicas, kills, sagas, broken_off,
              whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()

@@ -79,6 +79,8 @@ static void on_book(void *ctx, enum kvp_plan_leg leg)
 	struct kvp_select_request q;
 	struct kvp_select_answer a;
 	char id[64];
+	/* Of a chain the prefill leg is asked for when the other one is known. */
+	half += s->plan.form == KVP_PLAN_CHAIN && leg == KVP_PLAN_PREFILL && !s->booked[KVP_PLAN_MAIN];
 	kvp_select_request_init(&q);
 	q.role = leg == KVP_PLAN_PREFILL ? KVP_PART_PREFILL : KVP_PART_DECODE;
 	q.model = str("m");
@@ -89,7 +91,7 @@ static void on_book(void *ctx, enum kvp_plan_leg leg)
 	q.prompt.form = KVP_PROMPT_TOKENS;
 	q.prompt.token = token;
 	q.prompt.token_cnt = s->tok;
-	if (leg == KVP_PLAN_MAIN && s->plan.form == KVP_PLAN_PAIR) {
+	if (leg == KVP_PLAN_MAIN && s->plan.form != KVP_PLAN_LOCAL) {
 		q.override.overlap_score_credit = 0;
 		q.override.assume_kv_reuse = q.override.track_prefill_tokens = KVP_NO;
 	}
@@ -147,7 +149,7 @@ static void on_prefilled(void *ctx)
 static void on_publish(void *ctx)
 {
 	struct saga *s = ctx;
-	int is_pair = s->plan.form == KVP_PLAN_PAIR;
+	int is_pair = s->plan.form != KVP_PLAN_LOCAL;
 	s->shown++;
 	shown++;
 	pairs += (uint32_t)is_pair;
@@ -167,7 +169,7 @@ static void on_refuse(void *ctx, enum kvp_plan_fault fault, enum kvp_plan_leg le
 	lost += fault == KVP_PLAN_LOST;
 	half += s->booked[0] || s->booked[1] || s->waits[0] || s->waits[1];
 	/* Every other failed prefill leg is done without. */
-	if (fault == KVP_PLAN_FAILED && leg == KVP_PLAN_PREFILL && s->plan.form == KVP_PLAN_PAIR &&
+	if (fault == KVP_PLAN_FAILED && leg == KVP_PLAN_PREFILL && s->plan.form != KVP_PLAN_LOCAL &&
 		s->number % 2)
 		kvp_plan_begin(&s->plan, &ops, s, KVP_PLAN_LOCAL, KVP_PLAN_MAIN);
 }
@@ -175,7 +177,8 @@ static void on_refuse(void *ctx, enum kvp_plan_fault fault, enum kvp_plan_leg le
 static void start(struct saga *s)
 {
 	*s = (struct saga){.is_live = 1, .number = ++begun, .tok = 4 * (1 + below(PROMPT_TOK / 4))};
-	kvp_plan_begin(&s->plan, &ops, s, below(8) ? KVP_PLAN_PAIR : KVP_PLAN_LOCAL,
+	enum kvp_plan_form form = below(4) ? KVP_PLAN_PAIR : KVP_PLAN_CHAIN;
+	kvp_plan_begin(&s->plan, &ops, s, below(8) ? form : KVP_PLAN_LOCAL,
 		begun % 2 ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN);
 }
 
@@ -224,7 +227,7 @@ static void step(struct saga *s)
 		break;
 	case 2:
 	case 3:
-		handoffs += s->plan.state == KVP_PLAN_PUBLISHED && s->plan.form == KVP_PLAN_PAIR;
+		handoffs += s->plan.state == KVP_PLAN_PUBLISHED && s->plan.form != KVP_PLAN_LOCAL;
 		kvp_plan_first_body(&s->plan);
 		break;
 	default:

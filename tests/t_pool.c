@@ -18,6 +18,8 @@ static struct kvp_geom geom = {.slot_max = 8,
 	.region_gen = 7,
 	.salt = {1, 2}};
 
+static const char *record = "{}"; /* of the workers put next */
+
 static void put(struct kvp_cat_writer *w, uint64_t id, const char *endpoint, const char *model,
 	enum kvp_lifecycle life, uint32_t ranks)
 {
@@ -30,7 +32,8 @@ static void put(struct kvp_cat_writer *w, uint64_t id, const char *endpoint, con
 	info.endpoint_len = (uint32_t)snprintf(info.endpoint, sizeof(info.endpoint), "%s", endpoint);
 	info.model_len = (uint32_t)snprintf(info.model, sizeof(info.model), "%s", model);
 	info.group_len = (uint32_t)snprintf(info.group, sizeof(info.group), "default");
-	if (kvp_cat_w_worker_slot(w, id, &idx) || kvp_cat_w_worker_put(w, idx, &info, "{}", 2))
+	if (kvp_cat_w_worker_slot(w, id, &idx) ||
+		kvp_cat_w_worker_put(w, idx, &info, record, (uint32_t)strlen(record)))
 		exit(1);
 }
 
@@ -39,6 +42,47 @@ static void drop(struct kvp_cat_writer *w, uint64_t id)
 	uint32_t idx;
 	if (kvp_cat_worker_find(&w->cat, id, &idx) || kvp_cat_w_worker_drop(w, idx))
 		exit(1);
+}
+
+/* domain_text gives the ids of a worker's transfer domain as text. */
+static const char *domain_text(struct kvp_pool *p, uint64_t of, const struct kvp_extproc_str *e, uint32_t cnt)
+{
+	static char text[200];
+	const struct kvp_pool_member *m = kvp_pool_worker(p, of);
+	const uint64_t *ids;
+	uint32_t n;
+	size_t len = 0;
+	if (!m ||
+		kvp_pool_allow(p, e ? KVP_EXTPROC_HINT_PRESENT : KVP_EXTPROC_HINT_ABSENT, e, cnt, &ids, &n) ||
+		kvp_pool_narrow(p, m->domain, &ids, &n))
+		return "error";
+	if (!ids)
+		return "all";
+	text[0] = 0;
+	for (uint32_t i = 0; i < n; i++)
+		len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%d", i ? "," : "", (int)ids[i]);
+	return text;
+}
+
+static void domains(struct kvp_cat_writer *w, struct kvp_pool *p)
+{
+	static const char *const text[] = {"{\"kv_transfer_domain\":\"a\"}", "{\"kv_transfer_domain\":\"b\"}",
+		"{\"kv_transfer_domain\":null}", "{}"};
+	struct kvp_extproc_str two[] = {S("10.0.1.0:80"), S("10.0.1.3:80")};
+	char at[32];
+	for (uint64_t i = 0; i < 5; i++) {
+		record = text[i < 4 ? i : 0];
+		snprintf(at, sizeof(at), "10.0.1.%d:80", (int)i);
+		put(w, 20 + i, at, "m", KVP_LIFE_SCHEDULABLE, 1);
+	}
+	ok(kvp_pool_read_domains(p) == KVP_OK && kvp_pool_refresh(p) == KVP_OK && p->cnt == 5,
+		"with domains");
+	is_str(domain_text(p, 20, NULL, 0), "20,22,23,24", "a worker's domain, and who has none");
+	is_str(domain_text(p, 21, NULL, 0), "21,22,23", "another domain");
+	is_str(domain_text(p, 22, NULL, 0), "all", "who has none goes with everybody");
+	is_str(domain_text(p, 21, two, 2), "23", "of those that a hint leaves");
+	is_str(domain_text(p, 20, two, 1), "20", "one");
+	is_str(domain_text(p, 21, two, 1), "", "or none");
 }
 
 /* allowed gives the ids that a hint leaves as text; "all" without a list. */
@@ -154,6 +198,9 @@ int main(void)
 		"no port, no brackets, nothing at all");
 	is_str(allowed(&p, NULL, 0), "2,3,4,5", "then selections are told whom they may choose");
 	ok(!kvp_pool_worker(&p, 1) && kvp_pool_worker(&p, 5), "a worker that left is gone");
+	for (uint64_t i = 2; i <= 10; i++)
+		drop(&w, i);
+	domains(&w, &p);
 	kvp_pool_close(&p);
 	kvp_cat_w_close(&w);
 	return done();

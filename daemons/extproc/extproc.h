@@ -116,6 +116,9 @@ struct kvp_unfreed {
 	uint32_t id_len;
 };
 
+/* Whether both workers of a pair are to be in one transfer domain; in the order of the setting's words. */
+enum kvp_domain { KVP_DOMAIN_OFF, KVP_DOMAIN_REQUIRED, KVP_DOMAIN_PREFERRED };
+
 struct kvp_epp {
 	struct kvp_boot boot;
 	struct kvp_loop *loop;
@@ -129,6 +132,7 @@ struct kvp_epp {
 	struct kvp_tkz *tkz;		     /* NULL: no service */
 	struct kvp_pool pool[KVP_PLAN_LEGS]; /* the main one: aggregated or decode workers */
 	struct kvp_cond_cfg cond;
+	enum kvp_domain by_domain;
 	struct kvp_stream_cfg stream_cfg;
 	enum kvp_pool_ports ports;
 	struct kvp_job *jobs;

@@ -211,7 +211,7 @@ static void specialize(struct kvp_leg *l, struct kvp_select_request *q, char id[
 static int may_ask_again(const struct kvp_job *j, int status)
 {
 	const struct kvp_config *cfg = j->x->boot.config;
-	if (status == KVP_SELECTION_WAIT || j->way == KVP_EPP_PINNED)
+	if (status == KVP_SELECTION_WAIT || j->way == KVP_EPP_PINNED || j->plan.form == KVP_PLAN_CHAIN)
 		return 1;
 	return j->way == KVP_EPP_AGGREGATED ? cfg->epp_fallback_endpoints != 0 : !cfg->enforce_disagg;
 }
@@ -355,15 +355,17 @@ static const struct kvp_plan_ops plan_ops = {.book = on_book,
 static void begin(struct kvp_job *j, enum kvp_epp_way way)
 {
 	struct kvp_epp *x = j->x;
-	int is_pair = way == KVP_EPP_REMOTE;
+	enum kvp_plan_form form = way != KVP_EPP_REMOTE ? KVP_PLAN_LOCAL
+				  : x->by_domain == KVP_DOMAIN_OFF ? KVP_PLAN_PAIR
+								   : KVP_PLAN_CHAIN;
 	j->way = way;
 	for (int i = 0; i < KVP_PLAN_LEGS; i++)
 		j->leg[i].job = j;
 	/* Each attempt is a plan of its own: replicas take a used id for a repetition. */
 	if (way != KVP_EPP_AGGREGATED)
 		kvp_selection_new_id(j->plan_id);
-	kvp_plan_begin(&j->plan, &plan_ops, j, is_pair ? KVP_PLAN_PAIR : KVP_PLAN_LOCAL,
-		is_pair && x->pair_turn++ % 2 ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN);
+	kvp_plan_begin(&j->plan, &plan_ops, j, form,
+		form == KVP_PLAN_PAIR && x->pair_turn++ % 2 ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN);
 }
 
 /* ---- who prefills ---- */

@@ -188,7 +188,7 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 			.expected_output_tok = info->expected_output_tok,
 			.has_effective_prefill = KVP_YES,
 			.effective_prefill_tok = info->prefill_tok,
-			.track_prefill_tokens = j->plan.form == KVP_PLAN_PAIR ? KVP_NO : KVP_UNSET,
+			.track_prefill_tokens = j->plan.form != KVP_PLAN_LOCAL ? KVP_NO : KVP_UNSET,
 			.session_id = j->ask.session_id};
 		q.prompt = (struct kvp_prompt){.form = KVP_PROMPT_HASHES,
 			.seq_hash = seq,
@@ -281,7 +281,7 @@ static void compare(struct kvp_job *j, uint64_t reported_tok)
 {
 	struct kvp_epp *x = j->x;
 	const struct kvp_leg *l = kvp_epp_main(j);
-	if (j->plan.form == KVP_PLAN_PAIR)
+	if (j->plan.form != KVP_PLAN_LOCAL)
 		return;
 	enum kvp_mismatch_word w =
 		kvp_mismatch_report(&x->mismatch, l->isl_tok, l->predicted_tok, reported_tok);

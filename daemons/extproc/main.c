@@ -100,6 +100,11 @@ static int open_selection(struct kvp_epp *x)
 	if (cfg->eff.disaggregated)
 		kvp_pool_open(
 			&x->pool[KVP_PLAN_PREFILL], &x->boot.region->cat, KVP_PART_PREFILL, model, group);
+	x->by_domain = (enum kvp_domain)cfg->epp_kv_transfer_enforcement;
+	if (cfg->eff.disaggregated && x->by_domain != KVP_DOMAIN_OFF)
+		for (int i = 0; i < KVP_PLAN_LEGS; i++)
+			if (kvp_pool_read_domains(&x->pool[i]))
+				return KVP_ERR_SYS;
 	x->cond = (struct kvp_cond_cfg){.policy = cond_policy[cfg->conditional_disagg_policy],
 		.isl_max_tok = cfg->conditional_disagg_eff_isl,
 		.ratio_max = cfg->conditional_disagg_ratio,

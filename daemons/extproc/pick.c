@@ -175,6 +175,20 @@ static int allow(struct kvp_job *j, enum kvp_plan_leg leg, const uint64_t **ids,
 	return rc;
 }
 
+/* same_domain narrows the prefill workers to the transfer domain of the decode worker. Preferred: unless
+ * there is none. */
+static int same_domain(struct kvp_job *j, const uint64_t **ids, uint32_t *cnt)
+{
+	struct kvp_epp *x = j->x;
+	struct kvp_pool *pool = &x->pool[KVP_PLAN_PREFILL];
+	const struct kvp_pool_member *m =
+		kvp_pool_worker(&x->pool[KVP_PLAN_MAIN], kvp_epp_main(j)->worker_id);
+	int rc = m ? kvp_pool_narrow(pool, m->domain, ids, cnt) : KVP_OK;
+	if (!rc && x->by_domain == KVP_DOMAIN_PREFERRED && *ids && !*cnt)
+		rc = allow(j, KVP_PLAN_PREFILL, ids, cnt);
+	return rc;
+}
+
 int kvp_epp_request(struct kvp_job *j, enum kvp_plan_leg leg, const struct kvp_ask_tokens *t,
 	struct kvp_select_request *q)
 {
@@ -189,6 +203,9 @@ int kvp_epp_request(struct kvp_job *j, enum kvp_plan_leg leg, const struct kvp_a
 			block_size_of(x, &x->pool[leg]), &q->prompt);
 	kvp_stage_add(x->boot.ctr, KVP_CTR_EPP_TIMED_HASH_NS, from);
 	if (status || allow(j, leg, &q->allowed_worker_id, &q->allowed_cnt))
+		return 500;
+	if (leg == KVP_PLAN_PREFILL && j->plan.form == KVP_PLAN_CHAIN &&
+		same_domain(j, &q->allowed_worker_id, &q->allowed_cnt))
 		return 500;
 	kvp_ask_select(&x->parser, &j->ask, q);
 	return 0;
@@ -225,7 +242,7 @@ static void count_answer(struct kvp_job *j)
 	const struct kvp_leg *l = kvp_epp_main(j);
 	/* What is cached counts where the prompt is prefilled. */
 	uint64_t predicted =
-		j->leg[j->plan.form == KVP_PLAN_PAIR ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN].predicted_tok;
+		j->leg[j->plan.form != KVP_PLAN_LOCAL ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN].predicted_tok;
 	kvp_epp_count(x, KVP_CTR_EPP_BOOKED);
 	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_ISL, l->isl_tok);
 	kvp_hist_add(x->boot.ctr, KVP_HIST_EPP_REQUEST_BYTES, j->pick.body_len);
@@ -247,7 +264,7 @@ void kvp_epp_answer(struct kvp_job *j)
 	const struct kvp_leg *l = kvp_epp_main(j), *first = &j->leg[KVP_PLAN_PREFILL];
 	struct kvp_pick_answer a = {.status = 200, .has_booking = 1};
 	char to[KVP_POOL_TEXT * (1 + KVP_EPP_FALLBACK_MAX)], rank[KVP_PLAN_LEGS][16];
-	int is_pair = j->plan.form == KVP_PLAN_PAIR;
+	int is_pair = j->plan.form != KVP_PLAN_LOCAL;
 	snprintf(to, sizeof(to), "%s", l->to);
 	/* A pair belongs together: another decode worker would not have been told of it. */
 	if (cfg->epp_fallback_endpoints && j->way == KVP_EPP_AGGREGATED) {

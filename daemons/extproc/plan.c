@@ -2,7 +2,7 @@
 
 static int is_part(const struct kvp_plan *p, int leg)
 {
-	return leg == KVP_PLAN_MAIN || p->form == KVP_PLAN_PAIR;
+	return leg == KVP_PLAN_MAIN || p->form != KVP_PLAN_LOCAL;
 }
 
 /* give_up ends what is pending and booked, the decode leg last. */
@@ -36,7 +36,7 @@ void kvp_plan_begin(struct kvp_plan *p, const struct kvp_plan_ops *ops, void *ct
 	enum kvp_plan_leg order[KVP_PLAN_LEGS] = {
 		first, first == KVP_PLAN_MAIN ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN};
 	for (int i = 0; i < KVP_PLAN_LEGS; i++) {
-		if (!is_part(p, (int)order[i]))
+		if (!is_part(p, (int)order[i]) || (form == KVP_PLAN_CHAIN && order[i] != KVP_PLAN_MAIN))
 			continue;
 		/* What was asked for first may have failed at once, and the plan may have begun anew. */
 		if (p->attempt != attempt || p->state != KVP_PLAN_SELECTING)
@@ -56,6 +56,11 @@ void kvp_plan_booked(struct kvp_plan *p, enum kvp_plan_leg leg)
 	if (p->leg[leg] != KVP_LEG_PENDING)
 		return;
 	p->leg[leg] = KVP_LEG_BOOKED;
+	if (p->form == KVP_PLAN_CHAIN && p->leg[KVP_PLAN_PREFILL] == KVP_LEG_IDLE) {
+		p->leg[KVP_PLAN_PREFILL] = KVP_LEG_PENDING;
+		p->ops->book(p->ctx, KVP_PLAN_PREFILL);
+		return;
+	}
 	for (int i = 0; i < KVP_PLAN_LEGS; i++)
 		if (is_part(p, i) && p->leg[i] != KVP_LEG_BOOKED)
 			return;

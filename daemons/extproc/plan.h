@@ -7,9 +7,10 @@
  *            Nothing here knows sockets, shared memory or clocks.
  * Truth      the bookings: the region. A plan knows which of its legs has one.
  * Writers    one thread. An action may be answered from inside itself.
- * Ordering   both legs of a pair are asked for before one is waited for. `publish` only while every leg is
- *            booked and holds. Every booked leg is freed once, whatever comes and however often; no action
- *            follows the last free but, for a late success of a cancelled leg, one more.
+ * Ordering   both legs of a pair are asked for before one is waited for; of a chain one after the other.
+ *            `publish` only while every leg is booked and holds. Every booked leg is freed once, whatever
+ *            comes and however often; no action follows the last free but, for a late success of a cancelled
+ *            leg, one more.
  * Lifetime   kvp_plan_begin to kvp_plan_end; after `refuse` it may be begun again.
  * Crash      process-local and not kept: bookings of a dead process end with its owner (shm/sweep.h), those
  *            of a stopped one with their lease.
@@ -21,7 +22,8 @@
 enum kvp_plan_leg { KVP_PLAN_PREFILL, KVP_PLAN_MAIN, KVP_PLAN_LEGS };
 enum kvp_plan_form {
 	KVP_PLAN_LOCAL, /* the main leg alone; it prefills, too */
-	KVP_PLAN_PAIR
+	KVP_PLAN_PAIR,
+	KVP_PLAN_CHAIN /* a pair whose prefill leg is asked for when the main leg is known */
 };
 
 enum kvp_plan_state {

@@ -1,5 +1,7 @@
 #include "daemons/extproc/pool.h"
 
+#include <kvpick/hash.h>
+
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +18,8 @@ void kvp_pool_close(struct kvp_pool *p)
 {
 	free(p->member);
 	free(p->allowed);
+	free(p->record);
+	kvp_json_free(p->json);
 	memset(p, 0, sizeof(*p));
 }
 
@@ -108,6 +112,30 @@ static int make_member(const struct kvp_cat_worker_info *w, struct kvp_pool_memb
 	return 1;
 }
 
+int kvp_pool_read_domains(struct kvp_pool *p)
+{
+	p->json = kvp_json_new();
+	p->record = malloc(KVP_CAT_RECORD_MAX + KVP_JSON_SLACK_BYTES);
+	p->is_read = 0;
+	return p->json && p->record ? KVP_OK : KVP_ERR_SYS;
+}
+
+/* domain_of reads the worker's record; one that just changes is read again with the catalogue's next
+ * version. */
+static uint64_t domain_of(struct kvp_pool *p, uint32_t idx)
+{
+	struct kvp_json_val root, v;
+	const char *s;
+	size_t n;
+	uint32_t len = 0;
+	if (kvp_cat_worker_json(p->cat, idx, p->record, KVP_CAT_RECORD_MAX, &len) ||
+		kvp_json_parse(p->json, p->record, len, KVP_JSON_DEPTH_MAX, &root, NULL) ||
+		kvp_json_get(root, "kv_transfer_domain", &v) || kvp_json_str(v, &s, &n) || !n)
+		return 0;
+	uint64_t h = kvp_hash_bytes(s, n, 0);
+	return h ? h : 1;
+}
+
 static int by_id(const void *x, const void *y)
 {
 	const struct kvp_pool_member *a = x, *b = y;
@@ -144,10 +172,13 @@ int kvp_pool_refresh(struct kvp_pool *p)
 			w->role != p->role || !same(p->model, w->model, w->model_len) ||
 			!same(p->group, w->group, w->group_len))
 			continue;
-		if (make_member(w, &m))
-			rc = add(p, &m);
-		else
+		if (!make_member(w, &m)) {
 			p->unusable++;
+			continue;
+		}
+		if (p->json)
+			m.domain = domain_of(p, i);
+		rc = add(p, &m);
 	}
 	free(w);
 	if (p->cnt)
@@ -197,6 +228,18 @@ static int is_named(const struct kvp_pool_member *m, const struct kvp_extproc_st
 	return 0;
 }
 
+static int allow_room(struct kvp_pool *p)
+{
+	if (p->allowed_cap >= p->cnt + 1)
+		return KVP_OK;
+	uint64_t *grown = realloc(p->allowed, (p->cnt + 1) * sizeof(*grown));
+	if (!grown)
+		return KVP_ERR_SYS;
+	p->allowed = grown;
+	p->allowed_cap = p->cnt + 1;
+	return KVP_OK;
+}
+
 int kvp_pool_allow(struct kvp_pool *p, enum kvp_extproc_hint hint, const struct kvp_extproc_str *entry,
 	uint32_t entry_cnt, const uint64_t **ids, uint32_t *cnt)
 {
@@ -204,17 +247,35 @@ int kvp_pool_allow(struct kvp_pool *p, enum kvp_extproc_hint hint, const struct 
 	*cnt = 0;
 	if (hint == KVP_EXTPROC_HINT_ABSENT && !p->unusable)
 		return KVP_OK;
-	if (p->allowed_cap < p->cnt + 1) {
-		uint64_t *grown = realloc(p->allowed, (p->cnt + 1) * sizeof(*grown));
-		if (!grown)
-			return KVP_ERR_SYS;
-		p->allowed = grown;
-		p->allowed_cap = p->cnt + 1;
-	}
+	if (allow_room(p))
+		return KVP_ERR_SYS;
 	for (uint32_t i = 0; i < p->cnt; i++)
 		if (hint == KVP_EXTPROC_HINT_ABSENT || is_named(&p->member[i], entry, entry_cnt))
 			p->allowed[(*cnt)++] = p->member[i].worker_id;
 	*ids = p->allowed;
+	return KVP_OK;
+}
+
+int kvp_pool_narrow(struct kvp_pool *p, uint64_t domain, const uint64_t **ids, uint32_t *cnt)
+{
+	uint32_t kept = 0;
+	if (!domain)
+		return KVP_OK;
+	if (!*ids) {
+		int rc = allow_room(p);
+		if (rc)
+			return rc;
+		for (uint32_t i = 0; i < p->cnt; i++)
+			p->allowed[i] = p->member[i].worker_id;
+		*cnt = p->cnt;
+	}
+	for (uint32_t i = 0; i < *cnt; i++) {
+		const struct kvp_pool_member *m = kvp_pool_worker(p, p->allowed[i]);
+		if (m && (!m->domain || m->domain == domain))
+			p->allowed[kept++] = p->allowed[i];
+	}
+	*ids = p->allowed;
+	*cnt = kept;
 	return KVP_OK;
 }
 

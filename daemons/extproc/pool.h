@@ -12,6 +12,7 @@
 #define KVP_EXTPROC_POOL_H
 
 #include "ipc/extproc_msg.h"
+#include "ipc/json_in.h"
 #include "shm/catalogue.h"
 
 #define KVP_POOL_TEXT 300 /* bytes of host:port with its final 0 */
@@ -27,6 +28,7 @@ struct kvp_pool_member {
 	uint64_t worker_id;
 	uint32_t start_rank, rank_cnt;
 	uint32_t host_len; /* of text, without the port */
+	uint64_t domain;   /* hash of its transfer domain; 0 = none, or not read */
 	struct kvp_pool_addr addr;
 	char text[KVP_POOL_TEXT]; /* ip:port or [v6]:port */
 };
@@ -42,12 +44,16 @@ struct kvp_pool {
 	int is_read;
 	uint64_t *allowed;
 	uint32_t allowed_cap;
+	struct kvp_json *json; /* NULL: domains are not read */
+	char *record;
 };
 
 /* kvp_pool_open: strings are borrowed. */
 void kvp_pool_open(struct kvp_pool *p, const struct kvp_cat *cat, enum kvp_part_role role,
 	struct kvp_str model, struct kvp_str group);
 void kvp_pool_close(struct kvp_pool *p);
+/* kvp_pool_read_domains makes the members know their transfer domains from now on: KVP_OK; KVP_ERR_SYS. */
+int kvp_pool_read_domains(struct kvp_pool *p);
 
 /* kvp_pool_refresh reads the catalogue if it has changed: KVP_OK; KVP_ERR_SYS without memory (the old members
  * stay). Pointers to members are valid until the next one. */
@@ -63,6 +69,10 @@ const struct kvp_pool_member *kvp_pool_at(const struct kvp_pool *p, struct kvp_e
  * its ports. *ids NULL = everybody, no list needed. Valid until the next call. KVP_OK; KVP_ERR_SYS. */
 int kvp_pool_allow(struct kvp_pool *p, enum kvp_extproc_hint hint, const struct kvp_extproc_str *entry,
 	uint32_t entry_cnt, const uint64_t **ids, uint32_t *cnt);
+
+/* kvp_pool_narrow keeps of what kvp_pool_allow gave those in a domain, and those that have none; a domain of
+ * 0 keeps all. KVP_OK; KVP_ERR_SYS. */
+int kvp_pool_narrow(struct kvp_pool *p, uint64_t domain, const uint64_t **ids, uint32_t *cnt);
 
 /* kvp_pool_any gives the allowed members in turn; NULL if there is none. */
 const struct kvp_pool_member *kvp_pool_any(struct kvp_pool *p, const uint64_t *ids, uint32_t cnt);
