@@ -56,7 +56,8 @@ def references(objects, everywhere):
         if len(numbers) != len([p for c in containers(w) for p in c.get("ports", [])]):
             bad.append(f"{name}: a port or its name twice")
         for c in containers(w):
-            for probe in [c[p] for p in ("readinessProbe", "livenessProbe", "startupProbe") if p in c]:
+            for probe in [c[p] for p in ("readinessProbe", "livenessProbe", "startupProbe")
+                          if p in c and "exec" not in c[p]]:
                 at = probe.get("grpc", probe.get("httpGet"))["port"]
                 if at not in numbers | named:
                     bad.append(f"{name}: a probe asks port {at}")
@@ -94,13 +95,14 @@ def references(objects, everywhere):
 
 
 def hardening(objects):
-    """Complaints about containers that may do more than they need."""
+    """Complaints about containers that may do more than they need: those of kvpick's pods, its sidecar in others'."""
     bad = []
-    for w in [w for w in of_kind(objects, *WORKLOADS) if w["metadata"]["name"].startswith("kvpick")]:
-        spec = pod(w)
-        if not spec["securityContext"].get("runAsNonRoot") or "seccompProfile" not in spec["securityContext"]:
-            bad.append(f"{w['metadata']['name']}: runs as root or without a seccomp profile")
-        for c in containers(w):
+    for w in of_kind(objects, *WORKLOADS):
+        spec, own = pod(w), w["metadata"]["name"].startswith("kvpick")
+        for c in [c for c in containers(w) if own or c["name"] == "kvpick-sidecar"]:
+            at = spec["securityContext"] if own else c.get("securityContext", {})
+            if not at.get("runAsNonRoot") or "seccompProfile" not in at:
+                bad.append(f"{w['metadata']['name']}: runs as root or without a seccomp profile")
             s = c.get("securityContext", {})
             first = c in spec.get("initContainers", [])
             if s.get("allowPrivilegeEscalation") is not False or not s.get("readOnlyRootFilesystem") or \
@@ -153,6 +155,13 @@ def check_kvpick(path, objects, known):
         if "DYN_EPP_PEER_SERVICE" in env:
             want.update({"replica-agg": int(env["DYN_EPP_REPLICA_SYNC_PORT"]),
                          "selection-http": int(env["DYN_EPP_SELECTION_HTTP_PORT"])})
+            if env.get("DYN_EPP_TOPOLOGY_MODE") == "disaggregated":
+                want.update({"replica-prefill": int(effective["KVPICK_REPLICA_SYNC_PORT_PREFILL"]),
+                             "replica-decode": int(effective["KVPICK_REPLICA_SYNC_PORT_DECODE"])})
+            peers = next(o["spec"]["ports"] for o in of_kind(objects, "Service")
+                         if o["metadata"]["name"] == env["DYN_EPP_PEER_SERVICE"])
+            tap.same({p["name"]: p["port"] for p in peers}, {k: v for k, v in want.items() if k[:3] in ("rep", "sel")},
+                     f"{path}: the peer Service has the ports of every plane")
             tap.ok(env["DYN_EPP_PEER_SERVICE"] in names(objects, "Service"), f"{path}: the peer Service is there")
         tap.same(have, want, f"{path}: kvpick's ports are those that it is told")
         wait = int(main["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -245,6 +254,105 @@ def check_engines(rendered):
                  f"{engine}: the tokenizer service is there")
 
 
+def flags(container):
+    """{flag: value} of a container's arguments of the form --flag=value."""
+    return dict(re.findall(r"^--([\w-]+)=(.*)$", "\n".join(container["args"]), re.M))
+
+
+def check_disagg(engine, objects, known):
+    """Prefill and decode engines against kvpick's settings, the pool, the sidecar's settings and the policies."""
+    path = f"disagg-{engine}"
+    works = {w["metadata"]["name"]: w for w in of_kind(objects, *WORKLOADS)}
+    env = settings_of(objects, works["kvpick"])
+    pool = of_kind(objects, "InferencePool")[0]["spec"]
+    target, label = pool["targetPorts"][0]["number"], env["DYN_EPP_WORKER_ROLE_LABEL"]
+    tap.same(env["DYN_EPP_TOPOLOGY_MODE"], "disaggregated", f"{path}: two roles")
+    chosen = {w["metadata"]["name"]: w["spec"]["template"]["metadata"]["labels"].get(label)
+              for w in selected(pool["selector"]["matchLabels"], works.values())}
+    tap.same(chosen, {"llm-prefill": "prefill", "llm-decode": "decode"}, f"{path}: the pool selects both, each has its role")
+    (side,) = [c for c in containers(works["llm-decode"]) if c["name"] == "kvpick-sidecar"]
+    (decode,) = [c for c in containers(works["llm-decode"]) if c is not side]
+    (prefill,) = containers(works["llm-prefill"])
+    own = {e["name"]: e["value"] for e in side["env"]}
+    tap.same(sorted(set(own) - known), [], f"{path}: every variable of the sidecar is a setting")
+    done = subprocess.run([f"{BUILD}/{side['command'][0]}", "--check-config"], env=own, capture_output=True, text=True, check=False)
+    tap.ok(done.returncode == 0, f"{path}: the sidecar accepts them", done.stderr)
+    have = dict(re.findall(r"^(\w+)=(\S*)", done.stdout, re.M))
+    adapter = {"vllm": "vllm_nixl"}.get(engine, engine)
+    tap.same((int(have["DYN_SIDECAR_PORT"]), have["DYN_DECODE_ENGINE_PORT"], have["DYN_SIDECAR_PD_ADAPTER"]),
+             (target, flags(decode)["port"], adapter), f"{path}: it listens on the pool's port, before the engine's, in its protocol")
+    tap.same(ports(works["llm-decode"])["http"], target, f"{path}: which is the pod's port http")
+    tap.same(ports(works["llm-decode"])["sidecar-metrics"], int(have["KVPICK_SIDECAR_METRICS_PORT"]), f"{path}: and its port of metrics")
+    tap.same(flags(decode)["host"], "127.0.0.1", f"{path}: nobody else reaches the engine")
+    tap.same((int(flags(prefill)["port"]), ports(works["llm-prefill"])["http"]), (target, target),
+             f"{path}: a prefill engine listens on the pool's port itself")
+    tap.ok("kvpick-sidecar" not in [c["name"] for c in containers(works["llm-prefill"])], f"{path}: without a sidecar")
+    tap.same((side["readinessProbe"]["httpGet"]["path"], side["readinessProbe"]["httpGet"]["port"]), ("/ready", "sidecar-metrics"),
+             f"{path}: the pod is ready when its engine is")
+    asked = [" ".join(decode[p]["exec"]["command"]) for p in ("startupProbe", "readinessProbe")]
+    tap.ok(all(f"//127.0.0.1:{flags(decode)['port']}/health" in a for a in asked), f"{path}: and says so itself", asked)
+    stop = {c["name"]: int(c["lifecycle"]["preStop"]["exec"]["command"][1]) for c in (side, decode)}
+    ends = stop["kvpick-sidecar"] + int(have["DYN_SIDECAR_DRAIN_TIMEOUT_MS"]) / 1000
+    tap.ok(ends < stop[decode["name"]] < pod(works["llm-decode"])["terminationGracePeriodSeconds"],
+           f"{path}: the engine outlasts the sidecar's drain, the pod both", (ends, stop))
+    check_disagg_engine(engine, objects, env, prefill, decode, have)
+    service = next(o for o in of_kind(objects, "Service") if o["metadata"]["name"] == "kvpick-render")
+    tap.same(env["DYN_EPP_TOKENIZER_SERVICE_URL"], f"http://kvpick-render:{service['spec']['ports'][0]['port']}",
+             f"{path}: the tokenizer service is there")
+    asked = [w["metadata"]["name"] for w in selected(service["spec"]["selector"], works.values())]
+    tap.same(asked, ["llm-render" if engine == "trtllm" else "llm-prefill"], f"{path}: and asks those that can tell")
+    rules = next(o["spec"]["ingress"] for o in of_kind(objects, "NetworkPolicy") if o["metadata"]["name"] == "llm-prefill")
+    callers = [sorted(w["metadata"]["name"] for w in selected(f["podSelector"]["matchLabels"], works.values()))
+               for r in rules for f in r["from"]]
+    tap.same(callers, [["kvpick"], ["llm-decode"]], f"{path}: only kvpick and decode pods may call prefill engines")
+
+
+def check_disagg_engine(engine, objects, env, prefill, decode, sidecar):
+    """What each engine needs to be told, and that both roles are told the same."""
+    path, size = f"disagg-{engine}", env["DYN_KV_CACHE_BLOCK_SIZE"]
+    both = (prefill, decode)
+    tap.ok(all(env["DYN_MODEL_NAME"] in " ".join(c["args"]) for c in both) and prefill["image"] == decode["image"],
+           f"{path}: one model and one release in both roles")
+    if engine == "trtllm":
+        options = next(o["data"] for o in of_kind(objects, "ConfigMap") if "decode.yaml" in o["data"])
+        of = {}
+        for c, role in ((prefill, "prefill"), (decode, "decode")):
+            tap.same(os.path.basename(flags(c)["extra_llm_api_options"]), f"{role}.yaml", f"{path}: options of the {role} role")
+            of[role] = yaml.safe_load(options[f"{role}.yaml"])
+            tap.same(str(of[role]["kv_cache_config"]["tokens_per_block"]), size, f"{path}: block size as configured ({role})")
+        tap.same(of["prefill"]["cache_transceiver_config"], of["decode"]["cache_transceiver_config"], f"{path}: one transport")
+        tap.same(env["DYN_ROUTER_USE_KV_EVENTS"], "false", f"{path}: no events are waited for")
+        return
+    option = "block-size" if engine == "vllm" else "page-size"
+    tap.same([flags(c)[option] for c in both], [size, size], f"{path}: block size as configured")
+    events = json.loads(flags(prefill)["kv-events-config"])
+    tap.same((events["endpoint"], events["replay_endpoint"]),
+             (f"tcp://*:{env['DYN_EPP_KV_EVENT_PORT']}", f"tcp://*:{env['DYN_EPP_KV_EVENT_REPLAY_PORT']}"),
+             f"{path}: prefill engines publish events where kvpick follows them")
+    tag = prefill["image"].rpartition(":")[2]
+    if engine == "vllm":
+        tap.same(sidecar["DYN_VLLM_NIXL_PROTOCOL_VERSION"], f"vllm-{tag}-nixl-pull", f"{path}: the release that the sidecar speaks")
+        tap.same(flags(prefill)["kv-transfer-config"], flags(decode)["kv-transfer-config"], f"{path}: one transfer configuration")
+        hosts = [e.get("valueFrom") for c in both for e in c["env"] if e["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST"]
+        tap.same(hosts, [{"fieldRef": {"fieldPath": "status.podIP"}}] * 2, f"{path}: engines name their pod's address")
+    else:
+        tap.same("v" + sidecar["KVPICK_SIDECAR_SGLANG_VERSION"], tag, f"{path}: the release that the sidecar speaks")
+        tap.same([flags(c)["disaggregation-mode"] for c in both], ["prefill", "decode"], f"{path}: each engine has its role")
+        tap.ok(int(flags(prefill)["disaggregation-bootstrap-port"]) in [p["containerPort"] for p in prefill["ports"]],
+               f"{path}: the meeting port is there")
+
+
+def check_commands(everywhere):
+    """What containers of kvpick's image start is in the image."""
+    wanted = {c.get("command", ["kvpick"])[0] for w in everywhere for c in containers(w)
+              if c["image"].rpartition(":")[0].endswith("/kvpick")} - {"chown"}
+    removed = set(re.findall(r"/out/usr/bin/(kvpick[\w-]*)", read("Dockerfile")))
+    made = subprocess.run(["make", "-n", "install", "DESTDIR=/x"], capture_output=True, text=True, check=False).stdout
+    installed = set(re.findall(r"/(kvpick[\w-]*)(?= )", " ".join(re.findall(r"install -m 755 .*", made))))
+    tap.ok("kvpick-sidecar" in wanted, "sidecars were looked at", wanted)
+    tap.same(sorted(wanted - (installed - removed)), [], "the image has the programs that its containers start")
+
+
 def check_files(whole, parts):
     """Every file is used by a kustomization, or read on its own."""
     used = set()
@@ -258,9 +366,9 @@ def check_files(whole, parts):
     tap.same(sorted(have - used - {f"{ROOT}/README.md", f"{ROOT}/seccomp/kvpick.json"}), [], "no file is left over")
 
 
-def check_validator(objects):
+def check_validator(objects, disagg):
     """The checks find what they are for: broken copies of a good set."""
-    def broken(change):
+    def broken(change, objects=objects):
         copied = copy.deepcopy(objects)
         change({(o["kind"], o["metadata"]["name"]): o for o in copied})
         own = of_kind(copied, *WORKLOADS)
@@ -279,6 +387,18 @@ def check_validator(objects):
             "a picker that is not there": lambda o: o[pool]["spec"]["endpointPickerRef"].update(name="epp"),
             "a writable root": lambda o: pod(o[work])["containers"][0]["securityContext"].pop("readOnlyRootFilesystem")}.items():
         tap.ok(broken(change), f"the checks see {what}")
+    tap.same(broken(lambda o: None, disagg), [], "a good set with two roles has no faults")
+    peers = ("Service", "kvpick-peers")
+
+    def side(o):
+        return next(c for c in containers(o[("Deployment", "llm-decode")]) if c["name"] == "kvpick-sidecar")
+    for what, change in {
+            "a sidecar that runs as root": lambda o: side(o)["securityContext"].pop("runAsNonRoot"),
+            "a probe of a port that the sidecar has not": lambda o: side(o)["ports"].pop(),
+            "a port of replicas that nobody has": lambda o: o[peers]["spec"]["ports"][-1].update(targetPort="replica-decoder"),
+            "a policy for nobody": lambda o: o[("NetworkPolicy", "llm-prefill")]["spec"]["podSelector"].update(
+                matchLabels={"nvidia.com/role": "encode"})}.items():
+        tap.ok(broken(change, disagg), f"the checks see {what}")
 
 
 def main():
@@ -296,9 +416,12 @@ def main():
         if path.startswith(f"{ROOT}/overlays"):
             check_kvpick(path, objects, known)
     check_engines(rendered)
+    for engine in ("vllm", "sglang", "trtllm"):
+        check_disagg(engine, rendered[f"{ROOT}/overlays/disagg-{engine}"], known)
+    check_commands(everywhere)
     check_files(whole, parts)
     check_code()
-    check_validator(rendered[f"{ROOT}/overlays/gateway"])
+    check_validator(rendered[f"{ROOT}/overlays/gateway"], rendered[f"{ROOT}/overlays/disagg-vllm"])
     return tap.done()
 
 

@@ -14,7 +14,7 @@ ENV = {"name!": str, "value": str,
        "valueFrom": {"fieldRef": {"fieldPath!": str}, "secretKeyRef": KEY_REF, "configMapKeyRef": KEY_REF}}
 PROBE_TIMES = {"initialDelaySeconds": int, "periodSeconds": int, "timeoutSeconds": int, "failureThreshold": int,
                "successThreshold": int}
-PROBE = {**PROBE_TIMES, "grpc": {"port!": int, "service": str},
+PROBE = {**PROBE_TIMES, "exec": {"command!": [str]}, "grpc": {"port!": int, "service": str},
          "httpGet": {"path": str, "port!": IOS, "scheme": str}}
 SECCOMP = {"type!": str, "localhostProfile": str}
 CONTAINER = {
