@@ -2,7 +2,9 @@
 """kvpick as a pod of deploy/kubernetes: with the environment of the rendered manifests, a service account mounted where
 the kubelet does, an API server (tests/lib/kube_stub.py) and engines that pretend, in name spaces of its own. It becomes
 ready as its probes ask, finds the pods, picks; and all that it asks of the API server is what its Role allows, no rule
-of which is idle."""
+of which is idle. With two roles the sidecar runs with its environment, too, and a request goes through both engines."""
+import http.client
+import json
 import os
 import signal
 import subprocess
@@ -72,8 +74,8 @@ def rules(objects):
             for g in rule["apiGroups"] for r in rule["resources"]}
 
 
-def cluster(objects, env, old):
-    """An API server that holds the rendered pool, the engines' pods, and the peer Service."""
+def cluster(objects, env, engines, old=False):
+    """An API server that holds the rendered pool, the engines' pods {name: (address, more labels)}, the peer Service."""
     stub = KubeStub()
     shown = of_kind(objects, "InferencePool")[0]
     labels = shown["spec"]["selector"]["matchLabels"]
@@ -82,8 +84,8 @@ def cluster(objects, env, old):
         stub.put("inferencepools", old_pool(shown["metadata"]["name"], labels=labels), at=stub.old_pools())
     else:
         stub.put("inferencepools", shown)
-    for name, ip in ENGINES.items():
-        stub.put("pods", pod(name, ip, labels=labels))
+    for name, (ip, more) in engines.items():
+        stub.put("pods", pod(name, ip, labels={**labels, **more}))
     stub.put("pods", pod("stranger", "127.0.0.9", labels={"app": "other"}))
     if "DYN_EPP_PEER_SERVICE" in env:
         peers = env["DYN_EPP_PEER_SERVICE"]
@@ -93,7 +95,7 @@ def cluster(objects, env, old):
 
 
 def environment(objects):
-    work = of_kind(objects, "Deployment")[0]
+    work = next(w for w in of_kind(objects, "Deployment") if w["metadata"]["name"] == "kvpick")
     main = next(c for c in containers(work) if c["name"] == "kvpick")
     env = settings_of(objects, work)
     env.update(POD_NAMESPACE="ns", POD_IP="127.0.0.1", PATH=os.environ["PATH"])
@@ -121,7 +123,7 @@ def one(name, objects, log, old=False):
     """Runs a pod; answers {(group, resource): verbs} that it used."""
     env, main = environment(objects)
     with tempfile.TemporaryDirectory() as top:
-        stub = cluster(objects, env, old)
+        stub = cluster(objects, env, {name: (ip, {}) for name, ip in ENGINES.items()}, old)
         resolve(top, {"kvpick-render": ENGINES["engine-0"]})
         mount_account(stub)
         env.update(KUBERNETES_SERVICE_HOST="127.0.0.1", KUBERNETES_SERVICE_PORT=str(stub.port))
@@ -159,6 +161,74 @@ def one(name, objects, log, old=False):
     return used
 
 
+def probe(ip, port, path):
+    """The status of a GET as the kubelet makes it; None = nobody listens."""
+    conn = http.client.HTTPConnection(ip, port, timeout=10 * SLOW)
+    try:
+        conn.request("GET", path)
+        return conn.getresponse().status
+    except OSError:
+        return None
+    finally:
+        conn.close()
+
+
+def start_sidecar(objects, ip, log):
+    """(process, its port of metrics) of the sidecar in the decode pod, with the environment of the manifest."""
+    work = next(w for w in of_kind(objects, "Deployment") if w["metadata"]["name"] == "llm-decode")
+    side = next(c for c in containers(work) if c["name"] == "kvpick-sidecar")
+    env = {e["name"]: e["value"] for e in side["env"]}
+    # A pod has its address alone; here the other engine has the same port.
+    proc = start([f"{BUILD}/{side['command'][0]}"], log, {**env, "KVPICK_SIDECAR_BIND": ip})
+    return proc, int(env["KVPICK_SIDECAR_METRICS_PORT"])
+
+
+def two_roles(engine, objects, log):
+    """The prefill pod is 127.0.0.1, the decode pod 127.0.0.3 with its engine on localhost, all as rendered."""
+    name, prefill, decode = f"disagg-{engine}", "127.0.0.1", "127.0.0.3"
+    env, main = environment(objects)
+    label = env["DYN_EPP_WORKER_ROLE_LABEL"]
+    with tempfile.TemporaryDirectory() as top:
+        stub = cluster(objects, env, {"p": (prefill, {label: "prefill"}), "d": (decode, {label: "decode"}),
+                                      "none": ("127.0.0.4", {})})
+        resolve(top, {"kvpick-render": prefill})
+        mount_account(stub)
+        env.update(KUBERNETES_SERVICE_HOST="127.0.0.1", KUBERNETES_SERVICE_PORT=str(stub.port), DYN_SECURE_SERVING="false")
+        # The simulated engines give token ids in vLLM's form only.
+        env["DYN_EPP_TOKENIZER_PROTOCOL"] = "vllm-render"
+        side, metrics = start_sidecar(objects, decode, log)
+        tap.ok(wait_for(lambda: probe(decode, metrics, "/ready") == 503), f"{name}: without its engine the sidecar is not ready")
+        sim = start([f"{BUILD}/kvpick-sim", "--engines", "2", "--pd", engine, "--pd-prefill", "1", "--http-port", "8000",
+                     "--event-port", env["DYN_EPP_KV_EVENT_PORT"], "--replay-port", env["DYN_EPP_KV_EVENT_REPLAY_PORT"],
+                     "--model", env["DYN_MODEL_NAME"], "--block-size", env["DYN_KV_CACHE_BLOCK_SIZE"]], log)
+        tap.ok(wait_for(lambda: probe(decode, metrics, "/ready") == 200), f"{name}: with it it is")
+        node = start([f"{BUILD}/kvpick", *main["args"]], log, env)
+        tap.ok(wait_for(lambda: serves(main), 30), f"{name}: all probes of kvpick are answered")
+        tap.ok(wait_for(lambda: schedulable() == 2), f"{name}: a worker of each role, none without one")
+        proxy = Envoy("127.0.0.1:9002")
+        ask = json.dumps({"model": env["DYN_MODEL_NAME"], "prompt": "Is anybody there? " * 20, "max_tokens": 4}).encode()
+        stream, head, _ = routed(proxy, COMPLETIONS, ask)
+        hint = head.set.get("x-prefiller-host-port")
+        tap.same((head.destination, hint), (f"{decode}:8000", f"{prefill}:8000"), f"{name}: a request gets both")
+        conn = http.client.HTTPConnection(decode, 8000, timeout=20 * SLOW)
+        conn.request("POST", "/v1/completions", ask, {"content-type": "application/json", "x-prefiller-host-port": hint})
+        answer = conn.getresponse()
+        text = answer.read()
+        tap.ok(answer.status == 200 and b"choices" in text, f"{name}: the sidecar runs it on both engines", (answer.status, text))
+        conn.close()
+        stream.reset()
+        proxy.close()
+        bad = {k: v for k, v in asked(stub).items() if not v <= rules(objects).get(k, set())}
+        tap.same(bad, {}, f"{name}: the Role allows all that was asked of the API server")
+        check = subprocess.run([f"{BUILD}/kvpickctl", "check"], env={k: env[k] for k in ("PATH", "KVPICK_RUN_DIR")},
+                               capture_output=True, text=True, timeout=60 * SLOW, check=False)
+        tap.ok(check.returncode == 0, f"{name}: kvpickctl check finds nothing", check.stdout + check.stderr)
+        tap.same((stop(node), stop(side)), (0, 0), f"{name}: SIGTERM drains both")
+        stop(sim)
+        stub.close()
+        subprocess.run(["umount", "/etc/hosts"], check=True)
+
+
 def main():
     kubectl = renderer()
     with tempfile.TemporaryFile() as log:
@@ -170,6 +240,8 @@ def main():
             for key, verbs in one("gateway, older pools", gateway, log, old=True).items():
                 used.setdefault(key, set()).update(verbs)
             tap.same(used, rules(replicated), "no rule of the Role is idle")
+            for engine in ("vllm", "sglang", "trtllm"):
+                two_roles(engine, render(kubectl, f"{ROOT}/overlays/disagg-{engine}")[0], log)
         finally:
             for proc in processes:
                 stop(proc)
