@@ -218,6 +218,8 @@ def two_roles(engine, objects, log):
         conn.close()
         stream.reset()
         proxy.close()
+        done = subprocess.run([f"{BUILD}/kvpick", "doctor"], env=env, capture_output=True, text=True, timeout=60 * SLOW, check=False)
+        tap.ok(done.returncode == 0, f"{name}: kvpick doctor, in the pod, finds nothing that fails", done.stdout)
         bad = {k: v for k, v in asked(stub).items() if not v <= rules(objects).get(k, set())}
         tap.same(bad, {}, f"{name}: the Role allows all that was asked of the API server")
         check = subprocess.run([f"{BUILD}/kvpickctl", "check"], env={k: env[k] for k in ("PATH", "KVPICK_RUN_DIR")},

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A node in what a container allows: under the profile of deploy/kubernetes/seccomp, and under one that forbids
+"""A node, and the sidecar, in what a container allows: under the profile of deploy/kubernetes/seccomp, and under one that forbids
 io_uring as runtimes' default profiles do. Not root, no capabilities, read-only file system but the run directory."""
 import ctypes
 import json
@@ -15,7 +15,7 @@ LIB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 sys.path.insert(0, LIB)
 import seccomp
 from engine import Engine, stored, tokens
-from node import BUILD, SLOW, Node, Tap, free_port, skip, wait_for
+from node import BUILD, SLOW, Node, Tap, call, free_port, skip, wait_for
 
 PROFILE = "deploy/kubernetes/seccomp/kvpick.json"
 URING = ["io_uring_setup", "io_uring_enter", "io_uring_register"]
@@ -101,6 +101,33 @@ def one(name, deny, jail, profile=PROFILE):
         tap.ok("child.refused" not in said and " E " not in said, f"{name}: no error in the log", said)
 
 
+def sidecar(name, deny, jail):
+    """The sidecar needs less: nothing that it could write to."""
+    ports = {"DYN_SIDECAR_PORT": free_port(), "DYN_DECODE_ENGINE_PORT": free_port()}
+    env = {**{k: str(v) for k, v in ports.items()}, "KVPICK_SIDECAR_BIND": "127.0.0.1", "DYN_SIDECAR_PD_ADAPTER": "vllm_nixl",
+           "PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=0"}
+    before = [sys.executable, os.path.join(LIB, "seccomp.py"), PROFILE, ",".join(deny)]
+    with tempfile.TemporaryDirectory() as top:
+        if jail:
+            before = ["unshare", "-m", "sh", "-c", JAIL, top, *AS_USER, *before]
+        sim = subprocess.Popen([f"{BUILD}/kvpick-sim", "--http-port", str(ports["DYN_DECODE_ENGINE_PORT"])],
+                               stdout=subprocess.DEVNULL)
+        side = subprocess.Popen([*before, f"{BUILD}/kvpick-sidecar"], env=env, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL)
+
+        def ask():
+            try:
+                return call(ports["DYN_SIDECAR_PORT"], "POST", "/v1/completions",
+                            {"model": "default", "prompt": "Is anybody there?", "max_tokens": 2})[0]
+            except OSError:
+                return None
+        tap.ok(wait_for(lambda: ask() == 200), f"{name}: the sidecar passes requests through")
+        side.terminate()
+        tap.same(side.wait(60 * SLOW), 0, f"{name}: and ends when asked to")
+        sim.terminate()
+        sim.wait()
+
+
 def service_profile():
     """The calls that the unit of deploy/systemd allows, in the form of a profile; None without systemd-analyze."""
     if not shutil.which("systemd-analyze"):
@@ -126,6 +153,8 @@ def main():
     where = " as user 65532 on a read-only file system" if jail else ""
     one("the profile" + where, [], jail)
     one("without io_uring" + where, URING, jail)
+    sidecar("the profile" + where, [], jail)
+    sidecar("without io_uring" + where, URING, jail)
     service = service_profile()
     if not service:
         tap.ok(True, "the calls of the system service # SKIP no systemd-analyze")
