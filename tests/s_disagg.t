@@ -473,6 +473,28 @@ def events():
             return head.set[PREFILLER] == "10.0.0.22:8000" and load.get(2, (1,))[0] == 0
         tap.ok(wait_for(held), "who holds the prompt prefills, and is charged nothing for it")
         end(node, envoy, "KV events")
+    # what decode workers tell decides, where they may prefill
+    third = Engine(replay=False)
+    pool = [(1, "prefill", "10.0.0.21:8000", {"kv_events_endpoint": third.at})] + \
+           [(7 + i, "decode", f"10.0.0.{7 + i}:8000", {"kv_events_endpoint": e.at}) for i, e in enumerate(engines)]
+    with Disagg(RENDERER, pool, env={"DYN_ROUTER_USE_KV_EVENTS": "true", "DYN_ROUTER_CONDITIONAL_DISAGG": "true"}) as node:
+        for e in engines + [third]:
+            e.subscribed()
+        engines[1].send(0, stored(5, 0, 7))
+        envoy = node.envoy()
+
+        def local():
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(5, 8))
+            load = node.roles_load()
+            s.reset()
+            wait_for(lambda: not node.roles_load())
+            return head.set == {DEST: "10.0.0.8:8000"} and load == {8: (4, 8, 1)}
+        tap.ok(wait_for(local), "who decodes and lacks one block of eight prefills it itself, and is charged for that")
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(6, 8))
+        tap.ok(head.set.get(PREFILLER), "what no decode worker has told of is prefilled remotely")
+        s.reset()
+        end(node, envoy, "KV events of decode workers")
+    third.close()
     for e in engines:
         e.close()
 
