@@ -516,7 +516,7 @@ def replicas():
                     return ear.recv(200)
                 wait_for(some)
                 wait_for(lambda: not node.roles_load())
-                while ear.recv(300):
+                while ear.recv(1000 * SLOW):
                     pass
                 s, _, _ = routed(envoy, COMPLETIONS, prompt(2, 3))
                 s.reset()
