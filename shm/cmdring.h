@@ -32,7 +32,7 @@
 enum kvp_cmd_type {
 	KVP_CMD_NONE,
 	KVP_CMD_PING,	       /* payload is given back as the reply */
-	KVP_CMD_WORKER_POST,   /* payload: JSON body; reply: JSON */
+	KVP_CMD_WORKER_POST,   /* arg: role, enum kvp_cmd_post_by; payload: JSON body; reply: JSON */
 	KVP_CMD_WORKER_PATCH,  /* worker_id and JSON body */
 	KVP_CMD_WORKER_DELETE, /* worker_id */
 	KVP_CMD_DUMP,	       /* a page of a dump: daemons/common/dump_page.h */
@@ -44,6 +44,9 @@ enum kvp_cmd_type {
 	KVP_CMD_RECOV_END,
 	KVP_CMD_TYPE_CNT
 };
+
+/* Who posts a worker: the API never takes a worker over that is registered with another role. */
+enum kvp_cmd_post_by { KVP_CMD_BY_DISCOVERY, KVP_CMD_BY_API };
 
 struct kvp_cmd_cell {
 	uint64_t word;	    /* owner << 32 | use count << 8 | state; changed by compare-and-swap only */

@@ -351,7 +351,7 @@ __attribute__((format(printf, 2, 3), unused)) static int fake_post(struct kvp_id
 	va_start(ap, fmt);
 	vsnprintf(body, sizeof(body), fmt, ap);
 	va_end(ap);
-	return kvp_idx_worker_post(idx, KVP_PART_AGGREGATED, body, strlen(body));
+	return kvp_idx_worker_post(idx, KVP_PART_AGGREGATED, KVP_CMD_BY_API, body, strlen(body));
 }
 
 __attribute__((unused)) static int fake_reply_has(struct kvp_idx *idx, const char *text)

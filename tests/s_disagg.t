@@ -104,6 +104,27 @@ def happy():
         end(node, envoy, "pairs")
 
 
+def api():
+    """The API knows workers without a role only, and takes none over that has one."""
+    with Disagg(RENDERER, PREFILL + DECODE) as node:
+        for wid, role in ((1, "prefill"), (7, "decode")):
+            record = {"worker_id": wid, "endpoint": "http://10.0.0.99:8000", "block_size": 4, "model_name": MODEL}
+            status, text = node.call("POST", "/workers", record)
+            tap.same((status, text), (409, {"error": f"worker_id {wid} is registered with role {role}"}),
+                     f"POST /workers with the id of a {role} worker")
+            for method, data in (("PATCH", {"block_size": 8}), ("DELETE", None)):
+                tap.same(node.call(method, f"/workers/{wid}", data)[0], 404, f"{method} of a {role} worker")
+        tap.same(node.call("POST", "/workers", {**record, "worker_id": 50})[0], 201, "an id that is free is registered")
+        tap.same(node.call("POST", "/workers", {**record, "worker_id": 50})[0], 201, "and once more")
+        tap.same(node.call("DELETE", "/workers/50")[0], 200, "and deleted")
+        envoy = node.envoy()
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 4))
+        tap.ok(head.set.get(DEST) in [w[2] for w in DECODE] and head.set.get(PREFILLER) in [w[2] for w in PREFILL],
+               "the workers are those that they were", head.set)
+        s.reset()
+        end(node, envoy, "api")
+
+
 def balance():
     """Both roles are chosen on their own: many open requests spread over all four workers."""
     with Disagg(RENDERER, PREFILL + DECODE) as node:
@@ -632,7 +653,7 @@ def whole_way():
         way.close()
 
 
-for part in (happy, balance, roles_missing, waits, conditional, ranks, domains, sessions, events, replicas, kills, sagas, broken_off,
+for part in (happy, api, balance, roles_missing, waits, conditional, ranks, domains, sessions, events, replicas, kills, sagas, broken_off,
              whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()

@@ -171,7 +171,7 @@ static void test_room(void)
 	size_t len = (size_t)snprintf(body, sizeof(body), "{\"worker_id\":9,\"stable_routing_id\":\"");
 	memset(body + len, 'x', 65400);
 	snprintf(body + len + 65400, 8, "\"}");
-	is_u64(kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, body, strlen(body)), 400,
+	is_u64(kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, KVP_CMD_BY_API, body, strlen(body)), 400,
 		"a record over its limit is refused");
 	uint32_t widx;
 	ok(kvp_cat_worker_find(&node.cat, 9, &widx) == KVP_ERR_NOTFOUND, "and leaves nothing");
@@ -270,11 +270,19 @@ static void test_decode(void)
 	static const char body[] = "{\"worker_id\":900,\"model_name\":\"d\",\"endpoint\":\"http://w:8000\","
 				   "\"block_size\":16}";
 	uint32_t starts = fake->starts;
-	kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, body, strlen(body));
+	kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, KVP_CMD_BY_API, body, strlen(body));
 	ok(fake_reply_has(&idx, "\"lifecycle\":\"incomplete\""), "a worker without events is incomplete");
-	kvp_idx_worker_post(&idx, KVP_PART_DECODE, body, strlen(body));
+	kvp_idx_worker_post(&idx, KVP_PART_DECODE, KVP_CMD_BY_DISCOVERY, body, strlen(body));
 	ok(fake_reply_has(&idx, "\"lifecycle\":\"schedulable\""), "but not one that decodes");
 	is_u64(fake->starts, starts, "which is not listened to");
+	is_u64(kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, KVP_CMD_BY_API, body, strlen(body)), 409,
+		"the API does not take it over");
+	ok(fake_reply_has(&idx, "worker_id 900 is registered with role decode"), "and says whose it is");
+	is_u64(kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, KVP_CMD_BY_DISCOVERY, body, strlen(body)), 201,
+		"discovery moves it");
+	ok(fake_reply_has(&idx, "\"lifecycle\":\"incomplete\""), "to what it is now");
+	is_u64(kvp_idx_worker_post(&idx, KVP_PART_AGGREGATED, KVP_CMD_BY_API, body, strlen(body)), 201,
+		"where the API may change it");
 	kvp_idx_worker_delete(&idx, 900);
 }
 

@@ -30,6 +30,10 @@ static void send_command(
 	if (len)
 		memcpy(payload, body, len);
 	cell->worker_id = worker_id;
+	if (type == KVP_CMD_WORKER_POST) {
+		cell->arg[0] = KVP_PART_AGGREGATED;
+		cell->arg[1] = KVP_CMD_BY_API;
+	}
 	kvp_cmd_post(&h->boot.region->cmd, cell, type, (uint32_t)len);
 	p->job = KVP_HTTPD_COMMAND;
 	p->req = c->req;

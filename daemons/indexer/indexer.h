@@ -176,7 +176,9 @@ void kvp_idx_unmatched_begin(struct kvp_idx *idx, const struct kvp_hits *hits);
 void kvp_idx_unmatched(struct kvp_idx *idx);
 
 /* -- reconcile.c: each executes a command and returns an HTTP status; the reply's JSON is in idx->jw -- */
-int kvp_idx_worker_post(struct kvp_idx *idx, enum kvp_part_role role, const char *json, size_t len);
+/* post: from the API an id that is registered with another role is refused with 409; discovery moves it. */
+int kvp_idx_worker_post(struct kvp_idx *idx, enum kvp_part_role role, enum kvp_cmd_post_by by,
+	const char *json, size_t len);
 int kvp_idx_worker_patch(struct kvp_idx *idx, uint64_t worker_id, const char *json, size_t len);
 int kvp_idx_worker_delete(struct kvp_idx *idx, uint64_t worker_id);
 

@@ -241,11 +241,12 @@ static void command(struct daemon *d, struct kvp_cmd_cell *c)
 		return;
 	}
 	case KVP_CMD_WORKER_POST:
-		if (c->arg[0] >= KVP_PART_ROLE_CNT) {
+		if (c->arg[0] >= KVP_PART_ROLE_CNT || c->arg[1] > KVP_CMD_BY_API) {
 			kvp_cmd_reply(ring, c, KVP_ERR_INVAL, 0);
 			return;
 		}
-		status = kvp_idx_worker_post(idx, (enum kvp_part_role)c->arg[0], buf, c->len);
+		status = kvp_idx_worker_post(idx, (enum kvp_part_role)c->arg[0],
+			(enum kvp_cmd_post_by)c->arg[1], buf, c->len);
 		break;
 	case KVP_CMD_WORKER_PATCH:
 		status = kvp_idx_worker_patch(idx, c->worker_id, buf, c->len);

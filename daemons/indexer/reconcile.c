@@ -330,15 +330,31 @@ static int upsert(
 	return status;
 }
 
-int kvp_idx_worker_post(struct kvp_idx *idx, enum kvp_part_role role, const char *json, size_t len)
+/* The role under which an id is registered, or `otherwise` for an unknown one. */
+static enum kvp_part_role role_of(struct kvp_idx *idx, uint64_t worker_id, enum kvp_part_role otherwise)
 {
+	static struct kvp_cat_worker_info info; /* apply thread only */
+	uint32_t widx;
+	int known = kvp_cat_worker_find(&idx->cat.cat, worker_id, &widx) == KVP_OK &&
+		    kvp_cat_worker_info(&idx->cat.cat, widx, &info) == KVP_OK;
+	return known && info.role < KVP_PART_ROLE_CNT ? info.role : otherwise;
+}
+
+int kvp_idx_worker_post(struct kvp_idx *idx, enum kvp_part_role role, enum kvp_cmd_post_by by,
+	const char *json, size_t len)
+{
+	static const char *const name[KVP_PART_ROLE_CNT] = {"aggregated", "prefill", "decode"};
 	struct kvp_wrec rec;
 	struct kvp_wrec_err err;
 	if (kvp_wrec_post(idx->json, json, len, &rec, &err))
 		return refuse(idx, err.status, "%s", err.text);
 	int status;
+	enum kvp_part_role is = role_of(idx, rec.worker_id, role);
 	if (idx->state == KVP_IDX_STOPPING)
 		status = refuse(idx, 503, "selection service is shutting down");
+	else if (by == KVP_CMD_BY_API && is != role)
+		status = refuse(idx, 409, "worker_id %llu is registered with role %s",
+			(unsigned long long)rec.worker_id, name[is]);
 	else
 		status = upsert(idx, role, &rec, KVP_IDX_FRESH);
 	kvp_wrec_free(&rec);
