@@ -427,6 +427,8 @@ static int fault_now(struct engine *g, struct talk *t)
 {
 	if (t->fault == KVP_PD_ERROR)
 		reply_error(g->host, t->http, 500, "an error was asked for");
+	else if (t->fault == KVP_PD_REFUSE)
+		reply_error(g->host, t->http, 429, "a refusal was asked for");
 	else if (t->fault == KVP_PD_RESET)
 		kvp_http_reply_abort(t->http);
 	else if (t->fault != KVP_PD_HANG)
@@ -550,6 +552,11 @@ static void get_stats(struct engine *g, struct kvp_http_req *r)
 	kvp_jw_ku64(w, "steps", load.step_cnt);
 	kvp_jw_ku64(w, "prefill_tokens", load.prefill_tok);
 	kvp_jw_ku64(w, "evicted_blocks", load.evicted_blk);
+	uint64_t open_cnt = 0; /* also those that wait for a handoff or hang */
+	for (const struct talk *t = g->all; t; t = t->all_next)
+		open_cnt++;
+	kvp_jw_ku64(w, "open_requests", open_cnt);
+	kvp_jw_ku64(w, "generated", g->generated);
 	kvp_jw_ku64(w, "handoffs", g->host->handoffs.cnt);
 	kvp_jw_ku64(w, "protocol_rejected", g->host->rejected);
 	kvp_jw_ku64(w, "abort_requests", g->host->pd_aborts);

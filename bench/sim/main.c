@@ -38,7 +38,7 @@ static const char usage[] =
 	"over 1: 50\n"
 	"  --pd PROTOCOL           engines in two roles: off (default), vllm, sglang, trtllm\n"
 	"  --pd-prefill N          the first N engines prefill, the others decode, default 1\n"
-	"  --pd-fault KIND         error, hang, reset, bad or cut instead of an answer, default none\n"
+	"  --pd-fault KIND         error, hang, reset, bad, cut, refuse instead of an answer\n"
 	"  --pd-fault-role ROLE    prefill (default) or decode\n"
 	"  --pd-fault-every N      one request in N, default 10\n"
 	"  --die-with-parent       end when the parent process ends\n"
@@ -93,7 +93,7 @@ static const char *const form_words[] = {"array", "map", NULL};
 static const char *const replay_words[] = {"topic", "plain", NULL};
 
 static const char *const pd_words[] = {"off", "vllm", "sglang", "trtllm", NULL};
-static const char *const fault_words[] = {"none", "error", "hang", "reset", "bad", "cut", NULL};
+static const char *const fault_words[] = {"none", "error", "hang", "reset", "bad", "cut", "refuse", NULL};
 static const char *const role_words[] = {"prefill", "decode", NULL};
 
 static struct kvp_loop *loop;

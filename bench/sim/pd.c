@@ -98,7 +98,7 @@ static int is_known(const char *key, size_t len)
 	static const char *const known[] = {"model", "messages", "prompt", "max_tokens",
 		"max_completion_tokens", "temperature", "top_p", "seed", "stream", "stream_options", "n",
 		"best_of", "tools", "stop", "disaggregated_params", "prompt_token_ids", "kvpick_hash_ids",
-		"prompt_len"};
+		"prompt_len", "logprobs", "top_logprobs"};
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
 		if (strlen(known[i]) == len && !memcmp(known[i], key, len))
 			return 1;

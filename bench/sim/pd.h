@@ -18,8 +18,16 @@
 enum kvp_pd_proto { KVP_PD_OFF, KVP_PD_VLLM, KVP_PD_SGLANG, KVP_PD_TRTLLM };
 enum kvp_pd_role { KVP_PD_PREFILL, KVP_PD_DECODE };
 /* What a generation request meets instead: an error 500; no answer; a reset; an answer without its handoff
- * (SGLang: the room stays empty); an answer that breaks off before its end. */
-enum kvp_pd_fault { KVP_PD_NO_FAULT, KVP_PD_ERROR, KVP_PD_HANG, KVP_PD_RESET, KVP_PD_BAD, KVP_PD_CUT };
+ * (SGLang: the room stays empty); an answer that breaks off before its end; a refusal 429. */
+enum kvp_pd_fault {
+	KVP_PD_NO_FAULT,
+	KVP_PD_ERROR,
+	KVP_PD_HANG,
+	KVP_PD_RESET,
+	KVP_PD_BAD,
+	KVP_PD_CUT,
+	KVP_PD_REFUSE
+};
 
 struct kvp_pd_cfg {
 	enum kvp_pd_proto proto;
