@@ -66,7 +66,7 @@ def happy():
         tap.same([r for _, r in ids], ["decode", "prefill"], "two bookings, named after the plan and the role")
         tap.ok(ids[0][0] and ids[0][0] == ids[1][0], "of one plan", node.ids())
         tap.same(node.roles_load(), {1: (20, 5, 1), 7: (0, 5, 1)},
-                 "prefill is charged tokens, decode blocks and no tokens")
+                 "dynamo#13731: prefill is charged tokens, decode blocks and no tokens")
         s.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b""))
         s.reply(), s.reply()
         tap.same(len(node.ids()), 2, "headers and an empty body part hand nothing off")
@@ -146,7 +146,7 @@ def balance():
         burst = [routed(envoy, COMPLETIONS, json.dumps(
             {"model": MODEL, "prompt": common + json.loads(prompt(301 + i, 8))["prompt"]}).encode()) for i in range(12)]
         per = [sum(h.set[PREFILLER] == at for _, h, _ in burst) for _, _, at in PREFILL]
-        tap.ok(min(per) >= 4, "a burst with a common beginning is spread over the prefill workers", per)
+        tap.ok(min(per) >= 4, "dynamo#12864: a burst with a common beginning is spread over the prefill workers", per)
         for s, _, _ in burst:
             s.reset()
         idle(node, "a burst")
@@ -191,7 +191,7 @@ def roles_missing():
             else:
                 tap.same(head.set, {DEST: "10.0.0.7:8000"}, "allowed to: the decode worker does both")
                 tap.ok(PREFILLER in head.removed, "the client's prefill header is removed")
-                tap.same(node.roles_load(), {7: (20, 5, 1)}, "and is charged the prompt")
+                tap.same(node.roles_load(), {7: (20, 5, 1)}, "dynamo#13731: and is charged the prompt")
                 s.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b"data: 1\n\n"))
                 s.reply(), s.reply()
                 tap.ok(wait_for(lambda: node.roles_load() == {7: (0, 5, 1)}), "until the first byte", node.roles_load())

@@ -85,6 +85,19 @@ def by_label():
     stub.close()
 
 
+def other_label():
+    """llm-d-router#220: the label is a setting, as of pods that are a group of several."""
+    stub = KubeStub()
+    stub.put("inferencepools", pool())
+    other = "example.com/what.it-does"
+    stub.put("pods", pod("p", "10.0.0.1", labels={"app": "engine", other: "prefill"}))
+    stub.put("pods", pod("d", "10.0.0.2", labels={"app": "engine", other: "decode", ROLE: "prefill"}))
+    with Discovery(stub, DYN_EPP_TOPOLOGY_MODE="disaggregated", DYN_EPP_WORKER_ROLE_LABEL=other) as k:
+        k.is_now(("prefill", "10.0.0.1:8000"), ("decode", "10.0.0.2:8000"),
+                 name="llm-d-router#220: another label names the roles")
+    stub.close()
+
+
 def by_pool():
     stub = KubeStub()
     stub.put("inferencepools", pool(labels={"kind": "d"}, ports=(8000,)))
@@ -144,7 +157,7 @@ def ranks():
     stub.close()
 
 
-for test in (by_label, by_pool, ranks):
+for test in (by_label, other_label, by_pool, ranks):
     print(f"# {test.__name__}")
     test()
 sys.exit(tap.done())

@@ -325,6 +325,36 @@ def header_values():
     x.end("header_values")
 
 
+def no_adapter():
+    """A prefill engine is named, but no protocol is configured."""
+    x = Pair(vllm_prefill(), fixed(200, b"engine"), None)
+    for path in PATHS:
+        got = x.ask(CHAT, path=path)
+        tap.same((got.status, got.code()), (501, "pd_adapter_unavailable"), f"no adapter, {path}: 501")
+    tap.same((x.p.requests, x.d.requests), ([], []), "no adapter: no engine was asked")
+    tap.same(ask(x.port, CHAT).body, b"engine", "no adapter: what names no prefill engine passes")
+    x.end("no_adapter")
+
+
+def both_legs():
+    """What of a request's own fields reaches the engines; the query; a prefill engine at an IPv6 address."""
+    hop = [("Connection", "keep-alive, X-Mine"), ("X-Mine", "1"), ("TE", "trailers"), ("Keep-Alive", "9")]
+    own = [("authorization", "Bearer k"), ("x-custom", "c"), ("x-gateway-destination-endpoint", "e")]
+    for host in ("127.0.0.1", "::1") if has_ipv6() else ("127.0.0.1",):
+        p, d = Engine(vllm_prefill(), host), Engine(vllm_decode())
+        s = Sidecar(d.port, "vllm_nixl")
+        got = ask(s.port, CHAT, p.authority, headers=hop + own, path="/v1/chat/completions?a=%20&b")
+        tap.same(got.status, 200, f"{host}: both legs")
+        for name, r in (("prefill", p.requests[0]), ("decode", d.requests[0])):
+            tap.same(r.path, "/v1/chat/completions?a=%20&b", f"{host}: {name} gets path and query")
+            tap.same([r.header(k) for k, _ in own], [v for _, v in own], f"{host}: {name} gets the client's fields")
+            tap.same([r.header(k) for k in ("x-mine", "te", "keep-alive")], [None] * 3, f"{host}: {name}: none of a hop")
+            tap.same(r.header("content-type"), "application/json", f"{host}: {name}: JSON")
+        tap.same(s.stop(), 0, f"{host}: ends with 0")
+        p.close()
+        d.close()
+
+
 def allowlist():
     x = Pair(
         vllm_prefill(),
@@ -370,7 +400,7 @@ def ranks():
     tap.same(
         [e.requests[1].header("x-data-parallel-rank") for e in (x.p, x.d)],
         [None, "5"],
-        "the decode rank is never prefill's",
+        "dynamo PR#9936: the decode rank is never prefill's",
     )
     x.end("ranks")
 
@@ -675,7 +705,7 @@ def concurrent():
         t.start()
     for t in threads:
         t.join()
-    tap.same(out, [{"same": True}] * 8, "8 requests with one id at once: none gets another's handoff")
+    tap.same(out, [{"same": True}] * 8, "vllm PR#36958: 8 requests with one id at once: none gets another's handoff")
     x.end("concurrent")
 
 
@@ -845,7 +875,7 @@ def sgl_gate():
     tap.same(
         (got.status, got.ended, got.body.count(b"[DONE]"), aborts(x.d)),
         (200, "clean", 1, 0),
-        "decode may end before prefill does",
+        "llm-d: prefill slower than decode: decode may end before prefill does",
     )
     x.end("sgl early decode")
 
@@ -1056,6 +1086,14 @@ def reports():
     x.ask(b'{"messages":[],"n":1}')
     tap.ok(all(b'"n":1' in e.requests[-1].body for e in (x.p, x.d)), "one n stays as it is")
     x.end("reports")
+    push = {**HANDOFF, "transfer_mode": "push"}
+    x = Pair(vllm_prefill(push), silent)
+    c = Client(x.port)
+    c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})
+    wait_for(lambda: x.d.requests)
+    tap.same(x.d.requests[0].json()["kv_transfer_params"], push, "vllm#46283: a pushed handoff is passed on as it is")
+    gone(x, c, "vllm#46283: client leaves while the push is awaited", [x.d])
+    x.end("reports push")
     x = Pair(sglang("prefill", port=9001, expected=9001), sglang("decode", port=1, expected=9001), "sglang")
     x.ask(CHAT)
     tap.same(
@@ -1569,6 +1607,7 @@ def startup():
         ({"DYN_SIDECAR_PD_ADAPTER": "vllm"}, "DYN_SIDECAR_PD_ADAPTER"),
         ({"DYN_SIDECAR_PD_BACKEND": "SGLang"}, "DYN_SIDECAR_PD_BACKEND"),
         ({"DYN_SIDECAR_PD_BACKEND": " sglang"}, "DYN_SIDECAR_PD_BACKEND"),
+        ({"DYN_SIDECAR_PD_BACKEND": "\udcff"}, "DYN_SIDECAR_PD_BACKEND"),  # the byte 0xff
         ({"DYN_SIDECAR_READ_TIMEOUT_MS": ""}, "DYN_SIDECAR_READ_TIMEOUT_MS"),
         ({"DYN_SIDECAR_PORT": "0"}, "DYN_SIDECAR_PORT"),
         ({"DYN_SIDECAR_CONNECT_TIMEOUT_MS": "0"}, "DYN_SIDECAR_CONNECT_TIMEOUT_MS"),
@@ -1581,7 +1620,7 @@ def startup():
     for env, name in cases:
         s = Sidecar(free_port(), wait=False, **env)
         tap.same(s.wait(), 2, f"{env} ends the process with 2")
-        tap.ok(wait_for(lambda s=s, n=name: n in s.log.decode()), f"and names {name}", s.log)
+        tap.ok(wait_for(lambda s=s, n=name: n in s.log.decode("utf-8", "replace")), f"and names {name}", s.log)
     s = Sidecar(free_port(), None, DYN_VLLM_NIXL_PROTOCOL_VERSION="x", DYN_SIDECAR_PD_ADAPTER=" sglang ")
     tap.same(s.stop(), 0, "a protocol version is checked only for its adapter; the adapter's name is trimmed")
     d = Engine(None)
@@ -1599,6 +1638,8 @@ ALL = [
     uploads,
     bad_http,
     header_values,
+    no_adapter,
+    both_legs,
     allowlist,
     strict_strip,
     ranks,
