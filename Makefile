@@ -175,9 +175,10 @@ vectors: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_LONG=1 HTTPD_PROCESSES=1,3 KVP_BUILD_DIR=$(B) $(PROVE) -v -j$(JOBS) --exec '' \
 		$(patsubst %.c,$(B)/%,$(wildcard tests/v_*.c)) tests/s_api_vectors.t
-# Long forms of tests that `make test` runs short: waits, hang-ups, admission, workers that come and go.
+# Long forms of tests that `make test` runs short: waits, hang-ups, admission, workers that come and go,
+# ten thousand sagas through pickers and sidecars.
 LONG := $(B)/tests/t_select_queue tests/s_queue.t tests/s_cancel.t tests/s_admission.t tests/s_regressions.t \
-	tests/s_recovery.t tests/s_interop.t tests/s_kube.t
+	tests/s_recovery.t tests/s_interop.t tests/s_kube.t tests/s_disagg_sidecars.t
 long: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_LONG=1 KVP_BUILD_DIR=$(B) $(PROVE) -v --exec '' $(LONG)
