@@ -498,7 +498,8 @@ def events():
     third = Engine(replay=False)
     pool = [(1, "prefill", "10.0.0.21:8000", {"kv_events_endpoint": third.at})] + \
            [(7 + i, "decode", f"10.0.0.{7 + i}:8000", {"kv_events_endpoint": e.at}) for i, e in enumerate(engines)]
-    with Disagg(RENDERER, pool, env={"DYN_ROUTER_USE_KV_EVENTS": "true", "DYN_ROUTER_CONDITIONAL_DISAGG": "true"}) as node:
+    with Disagg(RENDERER, pool, env={"DYN_ROUTER_USE_KV_EVENTS": "true", "DYN_ROUTER_CONDITIONAL_DISAGG": "true",
+                                     "DYN_ROUTER_PREDICTED_TTL_SECS": "600"}) as node:
         for e in engines + [third]:
             e.subscribed()
         engines[1].send(0, stored(5, 0, 7))
@@ -514,6 +515,19 @@ def events():
         s, head, _ = routed(envoy, COMPLETIONS, prompt(6, 8))
         tap.ok(head.set.get(PREFILLER), "what no decode worker has told of is prefilled remotely")
         s.reset()
+        heads = []
+
+        def predicted():
+            wait_for(lambda: not node.roles_load())
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(6, 8))
+            heads.append(head.set)
+            load = node.roles_load()
+            s.reset()
+            return load.get(1, (9,))[0] == 0
+        tap.ok(wait_for(predicted), "what was just sent is predicted for prefill workers")
+        predicted()
+        tap.ok(all(h.get(PREFILLER) for h in heads), "and not for decode workers", heads)
+        tap.ok("DYN_ROUTER_PREDICTED_TTL_SECS=600 effect=" in node.log_text(), "of which the log warns")
         end(node, envoy, "KV events of decode workers")
     third.close()
     for e in engines:

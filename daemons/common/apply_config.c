@@ -22,8 +22,9 @@ void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_co
 	set->assume_kv_reuse = cfg->assume_kv_reuse ? KVP_YES : KVP_NO;
 	set->records_routing =
 		!cfg->use_kv_events || kvp_config_has(cfg->predicted_ttl_secs) ? KVP_YES : KVP_NO;
-	/* Nobody asks what decode workers hold, unless one of them may prefill. */
-	set->decode_learns = cfg->conditional_disagg ? KVP_YES : KVP_NO;
+	/* Nobody asks what decode workers hold, unless one of them may prefill; then their events tell it,
+	 * where there are any, and nothing is predicted. */
+	set->decode_learns = cfg->conditional_disagg && !cfg->use_kv_events ? KVP_YES : KVP_NO;
 	set->refresh_after_s = cfg->overlap_refresh_after_secs;
 	if (kvp_config_has(cfg->decode_busy_threshold))
 		set->decode_busy_threshold = cfg->decode_busy_threshold;

@@ -109,9 +109,12 @@ static int open_selection(struct kvp_epp *x)
 		.isl_max_tok = cfg->conditional_disagg_eff_isl,
 		.ratio_max = cfg->conditional_disagg_ratio,
 		.has_decode_gate = kvp_config_has(cfg->decode_busy_threshold) ? KVP_YES : KVP_NO};
-	if (cfg->eff.disaggregated && kvp_config_has(cfg->predicted_ttl_secs) && !cfg->conditional_disagg)
+	if (cfg->eff.disaggregated && kvp_config_has(cfg->predicted_ttl_secs))
 		KVP_LOG_W("extproc.topology", "DYN_ROUTER_PREDICTED_TTL_SECS=%g effect=%s",
-			cfg->predicted_ttl_secs, "none for decode workers: they are chosen by load alone");
+			cfg->predicted_ttl_secs,
+			cfg->conditional_disagg
+				? "none for decode workers: what they hold their events tell"
+				: "none for decode workers: they are chosen by load alone");
 	x->ports = cfg->epp_dp_routing == KVP_DP_PORT ? KVP_POOL_RANK_PORTS : KVP_POOL_ONE_PORT;
 	x->stream_cfg = (struct kvp_stream_cfg){.body_max = cfg->epp_max_body_bytes,
 		.assumed_mode =
