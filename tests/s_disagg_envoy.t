@@ -4,7 +4,8 @@
 choices and log probabilities, 200 KB, clients that leave at every stage, each leg failing in each way. After each of
 them no booking, no load of either role and no request at an engine is left.
 
-Arguments choose parts by name: demo, served, fails, leaves, random_leavers, refused_connections; KVP_SEED replays.
+Arguments choose parts by name: demo, served, fails, leaves, random_leavers, killed,
+refused_connections; KVP_SEED replays.
 
 Envoy: the program that KVPICK_ENVOY names, envoy in PATH, or what tests/s_envoy.t or the demonstration has fetched
 into build/envoy; without any of these the test is skipped."""
@@ -14,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -332,6 +334,44 @@ def random_leavers(w):
     w.engines.fast()
 
 
+def killed(w):
+    """A process dies while a stream runs: its client sees the break, and nothing is left."""
+    def engines():
+        w.engines.proc.kill()
+        w.engines.proc.wait()
+        w.engines.proc.stdout.close()
+        w.engines.proc = None
+
+    def sidecar():
+        w.sidecar.signal(signal.SIGKILL)
+        w.sidecar.wait()
+
+    def picker():
+        for pid in w.node.pids():
+            os.kill(pid, signal.SIGKILL)
+
+    for victim in (engines, sidecar, picker):
+        w.engines.slow()
+        with pd.Client(w.port) as c:
+            w.send(c, chat("6 6 6", stream=True, max_tokens=10000))
+            c.head()
+            c.chunk()
+            tap.ok(wait_for(lambda: w.roles() == ["decode"]), f"{w.name}, {victim.__name__} killed: it decodes", w.roles())
+            victim()
+            last = c.chunk()
+            while last:
+                last = c.chunk()
+            tap.same(last, None, f"{w.name}, {victim.__name__} killed: the client sees a break, not an end")
+        if victim == engines:
+            w.engines.fast()
+        elif victim == sidecar:
+            w.sidecar = w.beside(w.engines.at + 1)
+            w.node.write(w.pool(w.engines.at, w.sidecar.port))
+        w.idle(f"{victim.__name__} killed")
+        w.engines.fast()
+        tap.ok(wait_for(lambda: w.ask(chat("3 3")).status == 200), f"{w.name}, {victim.__name__} killed: served again")
+
+
 def refused_connections(w):
     """Ports at which nobody listens: the prefill engine's, then the decode engine's."""
     closed = free_port()
@@ -364,7 +404,7 @@ CHOSEN = sys.argv[1:]
 if not CHOSEN or "demo" in CHOSEN:
     for proto in ADAPTER:
         run(ENVOY, proto)
-PARTS = [p for p in (served, fails, leaves, random_leavers, refused_connections) if not CHOSEN or p.__name__ in CHOSEN]
+PARTS = [p for p in (served, fails, leaves, random_leavers, killed, refused_connections) if not CHOSEN or p.__name__ in CHOSEN]
 if PARTS:
     RENDERER = Renderer()
     for proto in ADAPTER:
