@@ -23,7 +23,7 @@ SEED = int(os.environ.get("KVP_SEED", str(random.randrange(1 << 30))))
 LONG = os.environ.get("KVP_LONG") == "1"
 SAGAS = 10000 if LONG else 900 // SLOW
 CLIENTS = 8
-KILL_EVERY = 25
+KILL_EVERY = 25 // SLOW
 ADAPTER = {"vllm": "vllm_nixl", "sglang": "sglang", "trtllm": "trtllm"}
 # Protocol, what an engine does instead of an answer, which engine.
 ROUNDS = [("vllm", "reset", "prefill"), ("sglang", "cut", "decode"), ("trtllm", "error", "prefill"),
