@@ -608,8 +608,7 @@ static const char *const elsewhere[] = {"booking_sequence", "deep_chain", "confi
 	"expiry", "conditional_disagg"};
 static const struct {
 	const char *kind, *why;
-} nowhere[] = {{"prefill_decay", "the load model that it needs is refused at start (README, Limits)"},
-	{"conditional_disagg", "requests in two legs come with the ext_proc face"}};
+} nowhere[] = {{"prefill_decay", "the load model that it needs is refused at start (README, Limits)"}};
 #define HERE_CNT (sizeof(here) / sizeof(here[0]))
 
 int main(void)
