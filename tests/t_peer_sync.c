@@ -103,7 +103,7 @@ static void sessions(void)
 	uint64_t last = 0;
 	rf_open(&n, &cfg, 7, 2, 1024);
 	for (int i = 0; i < 3; i++) {
-		char id[8];
+		char id[16];
 		snprintf(id, sizeof(id), "s%d", i);
 		is_u64((uint64_t)book(&n, id, "chat", 2), 200, "a booking of a session");
 		ok(kvp_sync_next(&n.sync, kvp_clock_mono_ns(), &msg) == KVP_OK, "is told");
