@@ -121,6 +121,9 @@ def families(node, envoy):
     respond(s, (b"data: " + usage + b"\n\n", b"data: [DONE]\n\n"))
     s.half_close()
     s.reply()
+    # A stream is counted when it has ended, a moment after its last answer.
+    last = "inference_objective_normalized_time_per_output_token_seconds_count"
+    wait_for(lambda: any(n == last and v for (n, _), v in scrape(node)[1].items()))
     kinds, values, faults = scrape(node)
     tap.same(faults, [], "the text is in the exposition format")
     for name, (kind, labels) in SERIES.items():
