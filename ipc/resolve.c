@@ -7,6 +7,7 @@
 #include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
+#include <resolv.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +75,9 @@ static void *resolver(void *arg)
 		if (write(j->list_fd, &m, sizeof(m)) < 0 && errno == EPIPE)
 			break;
 	} while (poll(&stop, 1, wait_ms) == 0);
+	/* The C library would free its copies of the servers' addresses, too, but so late that a leak check
+	 * at the end of the process may find the thread gone and them still there. */
+	res_nclose(&_res);
 	close(j->list_fd);
 	close(j->stop_fd);
 	free(j);

@@ -4,9 +4,10 @@
  * Truth      the system's resolver; asked at open, every refresh_ms, and every second while it fails. The
  *            last good list stays in force.
  * Writers    the thread writes whole lists into a pipe; the loop's thread reads them.
- * Lifetime   open to close. close does not wait for a look-up under way: the thread ends by itself.
+ * Lifetime   open to close. close does not wait for a look-up under way: the thread ends by itself, and gives
+ *            back what the C library's resolver keeps for it before that.
  * Crash      process-local.
- * Proved by  tests/t_tokenizer.c
+ * Proved by  tests/t_resolve.c, tests/t_tokenizer.c
  */
 #ifndef KVP_IPC_RESOLVE_H
 #define KVP_IPC_RESOLVE_H
