@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from pd import (
     Sidecar,
     answer,
     ask,
+    certificate,
     has_ipv6,
     sglang,
     trt_context,
@@ -1229,36 +1229,6 @@ def trt():
 
 
 # ---- TLS to engines ----
-
-
-def certificate(folder):
-    """Self-signed, for 127.0.0.1 and localhost; None without the openssl program."""
-    made = [os.path.join(folder, f) for f in ("engine.crt", "engine.key")]
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=engine",
-        "-addext",
-        "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        "-out",
-        made[0],
-        "-keyout",
-        made[1],
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return made
 
 
 def tls():

@@ -320,6 +320,7 @@ static int start_one(struct kvp_req *r, int which, const struct kvp_http_buf *bo
 	}
 	kvp_sgl_open(&s->check[which], r->is_stream ? KVP_SGL_EVENTS : KVP_SGL_JSON, w->json);
 	cfg.body_max_bytes = which == PREFILL ? SGL_MAX_BYTES : 0;
+	cfg.repeat = KVP_LEG_ONCE; /* a room and an id are used once */
 	cfg.request = &b;
 	kvp_leg_start(leg_of(r, which), &w->pool, &cfg, &gen_ops, r);
 	return KVP_OK;

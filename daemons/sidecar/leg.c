@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <kvpick/err.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <string.h>
 
 #define UNSOLICITED_MAX_BYTES 65536 /* requests up to this are in the kernel before their answer can come */
@@ -28,6 +30,8 @@ struct kvp_leg_conn {
 	uint8_t head_done; /* the final head is complete */
 	uint8_t in_recv;   /* frames of ours on the stack: closing leaves the memory to them */
 	uint8_t closed;
+	uint8_t said_end; /* the server sends no more */
+	uint8_t was_lost; /* a send said that it was no end in order, which receiving does not say any more */
 };
 
 static void on_gap(void *ctx, struct kvp_timer *t);
@@ -297,6 +301,7 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 	struct kvp_leg_conn *c = ctx;
 	uint64_t before = kvp_out_len(&c->out);
 	kvp_out_sent(&c->out, s, buf, err);
+	c->was_lost |= err && err != -EPIPE;
 	if (!c->leg)
 		return;
 	/* What the engine said before it stopped reading still comes: the end of its stream decides. */
@@ -306,11 +311,36 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 		c->leg->ops->on_room(c->leg->ctx, c->leg);
 }
 
+/* Whether the server has nothing of the request. What it says last acknowledges what it has got; a reset is
+ * taken without a look at what it acknowledges. */
+static int is_unseen(const struct kvp_leg_conn *c)
+{
+	struct tcp_info ti = {.tcpi_state = 0};
+	socklen_t len = sizeof(ti);
+	if (getsockopt(c->sock.fd, IPPROTO_TCP, TCP_INFO, &ti, &len))
+		return 0;
+	uint64_t sent = ti.tcpi_bytes_sent - ti.tcpi_bytes_retrans;
+	uint64_t acked = ti.tcpi_bytes_acked - 1; /* the connection's begin counts */
+	return sent == c->tx_mark || (c->said_end && !c->was_lost && acked == c->tx_mark);
+}
+
+static int may_repeat(const struct kvp_leg_conn *c)
+{
+	struct kvp_leg *leg = c->leg;
+	if (!c->reused || leg->got || leg->retried || !leg->request.len)
+		return 0;
+	shutdown(c->sock.fd, SHUT_RDWR); /* what still waits in the loop to be sent stays here */
+	if (leg->cfg.repeat == KVP_LEG_AGAIN || is_unseen(c))
+		return 1;
+	kvp_count_add(&leg->pool->unrepeated, 1);
+	return 0;
+}
+
 /* The connection ended under its leg. */
 static void conn_died(struct kvp_leg_conn *c)
 {
 	struct kvp_leg *leg = c->leg;
-	int again = c->reused && !leg->got && !leg->retried && leg->request.len;
+	int again = may_repeat(c);
 	int head_done = c->head_done;
 	conn_close(c);
 	if (!again) {
@@ -464,7 +494,7 @@ static void recv_running(struct kvp_leg_conn *c, const char *data, uint64_t len)
 static void conn_plain(struct kvp_leg_conn *c, const char *data, uint64_t len)
 {
 	if (c->state == CONN_IDLE) {
-		c->pool->stale++;
+		kvp_count_add(&c->pool->stale, 1);
 		conn_close(c); /* bytes that nobody asked for */
 	} else if (c->reused && !c->leg->got && c->sock.tx_bytes == c->tx_mark &&
 		   c->leg->request.len <= UNSOLICITED_MAX_BYTES) {
@@ -479,7 +509,7 @@ enum conn_end { END_CLEAN, END_BROKEN };
 static void conn_ended(struct kvp_leg_conn *c, enum conn_end how)
 {
 	if (c->state == CONN_IDLE) {
-		c->pool->stale++;
+		kvp_count_add(&c->pool->stale, 1);
 		conn_close(c);
 	} else if (c->state == CONN_HANDSHAKE) {
 		kvp_count_add(&c->pool->tls_failed, 1);
@@ -503,6 +533,7 @@ static void conn_decrypt(struct kvp_leg_conn *c)
 		return;
 	if (rc == KVP_ERR_AGAIN && conn_pump(c) == KVP_OK)
 		return;
+	c->said_end = rc == KVP_ERR_CLOSED;
 	conn_ended(c, rc == KVP_ERR_CLOSED ? END_CLEAN : END_BROKEN);
 }
 
@@ -531,6 +562,7 @@ static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len
 	struct kvp_leg_conn *c = ctx;
 	(void)s;
 	if (len <= 0) {
+		c->said_end = len == 0;
 		/* Under TLS an end that was not announced is a break. */
 		conn_ended(c, len == 0 && !c->tls ? END_CLEAN : END_BROKEN);
 	} else if (c->tls) {
@@ -576,7 +608,7 @@ static struct kvp_leg_conn *idle_find(struct kvp_leg *leg)
 			continue;
 		if (!is_stale(c))
 			return c;
-		p->stale++;
+		kvp_count_add(&p->stale, 1);
 		conn_close(c);
 	}
 	return NULL;

@@ -7,13 +7,15 @@
  * Ordering   on_head once, on_body any number of times, on_done exactly once - unless the leg is closed, then
  *            nothing more. None of them runs inside kvp_leg_start. In on_done the leg may be started again.
  * Retry      an idle connection that its server closed is noticed before use; a reused one that dies before
- *            the first response byte: once more on a fresh one, if the whole request is still held. Nothing
- *            else is repeated; redirects are ordinary responses.
+ *            the first response byte: once more on a fresh one, if the whole request is still held. A request
+ *            that must not be run twice (KVP_LEG_ONCE) is repeated only if its server has none of it: no byte
+ *            left, or the server's end of stream came and acknowledges no byte. Behind a reset the second is
+ *            not known. Nothing else is repeated; redirects are ordinary responses.
  * TLS        a connection is made for one name and used again only for that name.
  * Bounds     a paused leg takes at most two more receives; what waits to be sent is bounded by the user, who
  *            stops at KVP_OUT_HIGH_BYTES and goes on at on_room.
  * Crash      process-local.
- * Proved by  tests/s_sidecar.t, tests/s_sidecar_vectors.t
+ * Proved by  tests/t_sidecar_leg.c, tests/s_sidecar.t, tests/s_sidecar_kept.t, tests/s_sidecar_vectors.t
  */
 #ifndef KVP_SIDECAR_LEG_H
 #define KVP_SIDECAR_LEG_H
@@ -34,7 +36,8 @@ struct kvp_leg_pool { /* zeroed, then loop and limits set */
 	struct kvp_leg_conn *busy, *idle;
 	uint64_t open_cnt, idle_cnt;			/* gauges */
 	uint64_t connects, reused, retried, tls_failed; /* since start; others read them */
-	uint64_t stale;
+	uint64_t stale;					/* idle connections found dead */
+	uint64_t unrepeated; /* legs that broke on a reused connection and were KVP_LEG_ONCE */
 	struct kvp_log_limit tls_warned;
 };
 void kvp_leg_pool_end(struct kvp_leg_pool *p); /* closes idle connections; no leg may run */
@@ -63,6 +66,8 @@ struct kvp_leg_ops {
  * The last takes no connection that was used before, because it could not be repeated. */
 #define KVP_LEG_HELD_MAX 65536
 enum kvp_leg_upload { KVP_LEG_WHOLE, KVP_LEG_SHORT, KVP_LEG_LONG };
+/* Whether an engine may get the request twice. */
+enum kvp_leg_repeat { KVP_LEG_AGAIN, KVP_LEG_ONCE };
 
 struct kvp_leg_cfg {
 	struct kvp_addrs to; /* tried one after the other; none: host is looked up */
@@ -72,6 +77,7 @@ struct kvp_leg_cfg {
 	const char *tls_name;	      /* host to prove; stays valid while the leg runs */
 	struct kvp_http_buf *request; /* head and body; taken over, also on failure */
 	enum kvp_leg_upload upload;   /* not WHOLE: more comes by kvp_leg_put, up to kvp_leg_put_end */
+	enum kvp_leg_repeat repeat;   /* whether it may be sent twice, see Retry */
 	uint8_t is_head;	      /* of a HEAD request: the response has no body */
 	uint64_t connect_ns, gap_ns;  /* longest connect, longest silence */
 	uint64_t deadline_ns;	      /* of the loop's clock; 0 = none */

@@ -132,6 +132,11 @@ static void put_all(struct kvp_text *t)
 		SUM(pool.reused));
 	put_one(t, "engine_retries_total", "counter", "Calls repeated because a kept connection was dead.",
 		SUM(pool.retried));
+	put_one(t, "engine_unrepeated_total", "counter",
+		"Generations not repeated on a new connection: the engine may have begun.",
+		SUM(pool.unrepeated));
+	put_one(t, "engine_connections_stale_total", "counter", "Kept connections found dead before use.",
+		SUM(pool.stale));
 	put_one(t, "engine_tls_failed_total", "counter", "TLS handshakes with engines that failed.",
 		SUM(pool.tls_failed));
 	put_one(t, "aborts_total", "counter", "Abort calls to engines.", SUM(count.aborts));
