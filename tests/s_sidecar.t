@@ -17,59 +17,29 @@ LIB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 sys.path.insert(0, LIB)
 from node import SLOW, Tap, free_port, wait_for
 from pd import (
+    CHAT,
     HANDOFF,
     IDS,
+    STREAM,
     Client,
     Engine,
+    Pair,
     Sidecar,
     answer,
     ask,
     certificate,
+    fixed,
     has_ipv6,
     sglang,
+    silent,
     trt_context,
     trt_generation,
     vllm_decode,
     vllm_prefill,
 )
 
-tap = Tap()
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 9}
-STREAM = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+tap = Pair.tap = Tap()
 PATHS = ("/v1/chat/completions", "/v1/completions")
-
-
-def silent(engine, req):
-    if req.conn.hang():
-        engine.ended += 1
-    raise ConnectionError
-
-
-def fixed(status, body, headers=None, reason="Fine"):
-    return lambda engine, req: req.conn.reply(status, body, headers, reason)
-
-
-class Pair:
-    """Prefill engine, decode engine, sidecar."""
-
-    def __init__(self, prefill, decode, adapter="vllm_nixl", **env):
-        self.p, self.d = Engine(prefill), Engine(decode)
-        self.s = Sidecar(self.d.port, adapter, **env)
-        self.port = self.s.port
-
-    def ask(self, body, **how):
-        return ask(self.port, body, self.p.authority, **how)
-
-    def idle(self):
-        """No request runs any more."""
-        return wait_for(lambda: self.s.metric("requests_inflight") == 0, 5)
-
-    def end(self, name):
-        tap.ok(self.idle(), f"{name}: no request is left running")
-        tap.ok(self.s.stop() == 0, f"{name}: the sidecar ends with 0", self.s.log.decode())
-        tap.same(self.p.errors + self.d.errors, [], f"{name}: the engines understood everything")
-        self.p.close()
-        self.d.close()
 
 
 def sgl_pair(prefill=None, decode=None, **env):
@@ -334,6 +304,54 @@ def no_adapter():
     tap.same((x.p.requests, x.d.requests), ([], []), "no adapter: no engine was asked")
     tap.same(ask(x.port, CHAT).body, b"engine", "no adapter: what names no prefill engine passes")
     x.end("no_adapter")
+
+
+def base_path():
+    """8.6: what goes to the engine on localhost is the base path, the request's path, the query as it is."""
+    for base, want in (("/engine/v9/", "/engine/v9"), ("/a", "/a"), ("/", ""), ("", "")):
+        x = Pair(vllm_prefill(), vllm_decode(), KVPICK_SIDECAR_ENGINE_BASE_PATH=base)
+        path = "/v1/chat/completions?a=%20&b=/x?y"
+        x.ask(CHAT, path=path)
+        tap.same(
+            [e.requests[-1].path for e in (x.p, x.d)],
+            [path, want + path],
+            f"target URL keeps a base path and the query: {base!r}: decode leg; the prefill engine has none",
+        )
+        x.d.script = fixed(200, b"x")
+        for method, path in (("POST", path), ("GET", "/v1/models?q=/../"), ("GET", "/v1/x?")):
+            ask(x.port, CHAT if method == "POST" else b"", method=method, path=path)
+            tap.same(x.d.requests[-1].path, want + path, f"target URL keeps a base path and the query: {base!r} {path}")
+        x.end("base_path")
+    p, d = Engine(sglang("prefill", script=silent)), Engine(None)
+    inner = sglang("decode", script=silent)
+
+    def below(engine, req):
+        whole, req.path = req.path, req.path.removeprefix("/b")
+        engine.seen.append(whole)
+        inner(engine, req)
+
+    d.script, d.seen = below, []
+    s = Sidecar(d.port, "sglang", KVPICK_SIDECAR_ENGINE_BASE_PATH="/b")
+    with Client(s.port) as c:
+        c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": p.authority})
+        wait_for(lambda: p.generated() and d.generated())
+    paths = ["/server_info", "/v1/chat/completions", "/abort_request"]
+    wait_for(lambda: len(p.requests) == len(d.requests) == 3)
+    tap.same((d.seen, [r.path for r in p.requests]), (["/b" + v for v in paths], paths), "base path: SGLang's calls, too")
+    tap.same(s.stop(), 0, "base_path: ends with 0")
+    p.close()
+    d.close()
+    d = Engine(fixed(200, b"x"))
+    s = Sidecar(d.port, None, KVPICK_SIDECAR_ENGINE_BASE_PATH="/b", KVPICK_SIDECAR_PROFILE="llmd")
+    for path in ("/../x", "/v1/%2e%2e/%2E%2E/x"):
+        tap.same(ask(s.port, b"", method="GET", path=path).status, 404, f"base path: {path} does not climb out of it")
+    tap.same((ask(s.port, b"", method="OPTIONS", path="*").status, d.requests[-1].path), (200, "*"), "base path: not before *")
+    tap.same((s.stop(), len(d.requests)), (0, 1), "base_path: ends with 0")
+    d.close()
+    for bad in ("v1", "/a?b", "/a#b", "/a b", "/a\tb", "/a\x7f", "/\u00e9", "http://a/"):
+        s = Sidecar(free_port(), wait=False, KVPICK_SIDECAR_ENGINE_BASE_PATH=bad)
+        tap.same(s.wait(), 2, f"base path {bad!r} ends the process with 2")
+        tap.ok(wait_for(lambda s=s: b"KVPICK_SIDECAR_ENGINE_BASE_PATH" in s.log), "and is named", s.log)
 
 
 def both_legs():
@@ -1291,35 +1309,6 @@ def tls():
     tap.same(s.wait(), 2, "TLS: a file without certificates ends the process with 2")
 
 
-# ---- the other profile ----
-
-
-def llmd():
-    x = Pair(
-        lambda e, r: r.conn.reply(200, {"kv_transfer_params": {"a": [1]}}),
-        lambda e, r: r.conn.reply(200, r.body),
-        KVPICK_SIDECAR_PROFILE="llmd",
-    )
-    got = ask(x.port, CHAT, f" http://{x.p.authority} , b:1")
-    tap.same(
-        got.json(),
-        {**CHAT, "kv_transfer_params": {"a": [1]}},
-        "llm-d: the first of a list is used, the handoff not judged",
-    )
-    tap.same(x.p.requests[0].json()["max_completion_tokens"], 1, "llm-d: all limits are set")
-    got = ask(x.port, CHAT, "")
-    tap.same((got.json(), len(x.p.requests)), (CHAT, 1), "llm-d: an empty value is none")
-    tap.same(ask(x.port, b"", path="/healthz", method="GET").status, 200, "llm-d: every path is proxied")
-    x.p.script = fixed(404, {"why": "x"}, None)
-    got = x.ask(CHAT)
-    tap.same((got.status, got.json()), (404, {"why": "x"}), "llm-d: a 4xx of prefill is relayed")
-    for name, script in (("500", fixed(500, b"")), ("reset", lambda e, r: r.conn.reset())):
-        x.p.script = script
-        got = x.ask(CHAT)
-        tap.same((got.status, got.json()), (200, CHAT), f"llm-d: prefill {name}: decode does it all")
-    x.end("llmd")
-
-
 # ---- limits, memory, ends ----
 
 
@@ -1609,6 +1598,7 @@ ALL = [
     bad_http,
     header_values,
     no_adapter,
+    base_path,
     both_legs,
     allowlist,
     strict_strip,
@@ -1628,7 +1618,6 @@ ALL = [
     reports,
     trt,
     tls,
-    llmd,
     pool,
     max_streams,
     back_pressure,

@@ -309,6 +309,17 @@ static void rules(void)
 	BAD("", EPP ";KVPICK_EPP_LISTEN=127.0.0.1:9090,[::1]:9090", "KVPICK_EPP_LISTEN;DYN_EPP_METRICS_PORT");
 	bad_as(KVP_BIN_SIDECAR, "", "DYN_SIDECAR_PD_ADAPTER=vllm_nixl;DYN_SIDECAR_PD_BACKEND=sglang",
 		"DYN_SIDECAR_PD_ADAPTER;DYN_SIDECAR_PD_BACKEND");
+	bad_as(KVP_BIN_SIDECAR, "", "KVPICK_SIDECAR_ENGINE_BASE_PATH=v1",
+		"KVPICK_SIDECAR_ENGINE_BASE_PATH;slash");
+	bad_as(KVP_BIN_SIDECAR, "", "KVPICK_SIDECAR_ENGINE_BASE_PATH=/a?b",
+		"KVPICK_SIDECAR_ENGINE_BASE_PATH;byte");
+	ok(load_as(KVP_BIN_SIDECAR, "", "ENABLE_PREFILLER_SAMPLING=1;INFERENCE_POOL=a") == KVP_OK &&
+			!strcmp(cfg.ignored, "INFERENCE_POOL(now:KVPICK_SIDECAR_PREFILL_ALLOWLIST) "
+					     "ENABLE_PREFILLER_SAMPLING(with:KVPICK_SIDECAR_PROFILE=llmd)"),
+		"llm-d's names without effect are listed with what gives them one");
+	ok(load_as(KVP_BIN_SUPERVISOR, "", "INFERENCE_POOL=a;ENABLE_PREFILLER_SAMPLING=1") == KVP_OK &&
+			!cfg.ignored[0],
+		"in the sidecar only");
 	bad_as(KVP_BIN_SIDECAR, "--port;8001", "", "DYN_SIDECAR_PORT;DYN_DECODE_ENGINE_PORT");
 	bad_as(KVP_BIN_SIDECAR, "--pd-adapter;vllm_nixl", "DYN_VLLM_NIXL_PROTOCOL_VERSION=v2",
 		"vllm-v0.29.0-nixl-pull");

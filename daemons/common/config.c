@@ -59,12 +59,13 @@ static const char *nearest_name(const char *name)
 	return near;
 }
 
-static void notice(struct kvp_config *c, const char *name, const char *now)
+/* word: what `now` is; now NULL: there is nothing to say but the name. */
+static void notice(struct kvp_config *c, const char *name, const char *word, const char *now)
 {
 	size_t len = strlen(c->ignored);
 	char one[256];
-	int n = snprintf(one, sizeof(one), "%s%.100s%s%s%s", len ? " " : "", name, now ? "(now:" : "",
-		now ? now : "", now ? ")" : "");
+	int n = snprintf(one, sizeof(one), "%s%.100s%s%s%s%s", len ? " " : "", name, now ? "(" : "",
+		now ? word : "", now ? now : "", now ? ")" : "");
 	if (n > 0 && len + (size_t)n < sizeof(c->ignored))
 		memcpy(c->ignored + len, one, (size_t)n + 1);
 }
@@ -89,7 +90,7 @@ static void env_one(struct kvp_cfg_load *l, const char *entry, const char *eq)
 		kvp_cfg_error(l->err, "%s (environment): unknown variable; the nearest known one is %s", name,
 			nearest_name(name));
 	else
-		notice(l->c, name, old ? old->now : NULL);
+		notice(l->c, name, "now:", old ? old->now : NULL);
 }
 
 static const char *env_get(const char *const *envp, const char *name)
@@ -252,7 +253,7 @@ static void file_put(struct kvp_cfg_load *l, const char *key, const char *value)
 	if (n < 0) {
 		const struct kvp_cfg_old *old = find_old(key);
 		if (old)
-			notice(l->c, key, old->now);
+			notice(l->c, key, "now:", old->now);
 		else
 			kvp_cfg_error(l->err, "%.100s (file): unknown key; the nearest known one is %s", key,
 				nearest_name(key));
@@ -329,6 +330,25 @@ static void settle(struct kvp_cfg_load *l, enum kvp_config_id id)
 	}
 }
 
+/* Names of llm-d's sidecar that have no effect with the other settings. */
+static void sidecar_names(struct kvp_cfg_load *l)
+{
+	static const char *const pool[] = {
+		"INFERENCE_POOL", "INFERENCE_POOL_NAMESPACE", "INFERENCE_POOL_NAME"};
+	const struct kvp_config *c = l->c;
+	for (int i = 0; i < 3; i++)
+		if (env_get(l->envp, pool[i]))
+			notice(l->c, pool[i], "now:", "KVPICK_SIDECAR_PREFILL_ALLOWLIST");
+	if (c->enable_prefiller_sampling && !c->sidecar_profile)
+		notice(l->c, "ENABLE_PREFILLER_SAMPLING", "with:", "KVPICK_SIDECAR_PROFILE=llmd");
+	if (c->sglang_bootstrap_port == KVP_CONFIG_UNSET)
+		return;
+	if (!c->sidecar_profile)
+		notice(l->c, "SGLANG_BOOTSTRAP_PORT", "with:", "KVPICK_SIDECAR_PROFILE=llmd");
+	else if (c->eff.sidecar_adapter != KVP_PD_SGLANG)
+		notice(l->c, "SGLANG_BOOTSTRAP_PORT", "with:", "DYN_SIDECAR_PD_ADAPTER=sglang");
+}
+
 static int load(struct kvp_cfg_load *l, int argc, const char *const *argv)
 {
 	struct kvp_config *c = l->c;
@@ -353,6 +373,8 @@ static int load(struct kvp_cfg_load *l, int argc, const char *const *argv)
 		kvp_config_run_dir("/run", env_get(l->envp, "XDG_RUNTIME_DIR"), geteuid(), c->run_dir,
 			sizeof(c->run_dir));
 	kvp_cfg_derive(c);
+	if (l->binary == KVP_BIN_SIDECAR)
+		sidecar_names(l);
 	/* Rules across settings make sense only once each of them is legal. */
 	if (!l->err->cnt)
 		kvp_cfg_cross(c, l->err);

@@ -98,6 +98,17 @@ static const char *check_header(const char *v)
 	return NULL;
 }
 
+/* What a request line can hold before the path of a request. */
+static const char *check_path(const char *v)
+{
+	if (v[0] != '/')
+		return "does not begin with a slash";
+	for (const char *p = v; *p; p++)
+		if (*p <= ' ' || *p > '~' || *p == '?' || *p == '#')
+			return "contains a byte that no path has";
+	return NULL;
+}
+
 static int dns_label_ok(const char *p, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -237,6 +248,8 @@ const char *kvp_cfg_check(enum kvp_cfg_check check, const char *v)
 		return check_service_url(v);
 	case CHECK_HEADER:
 		return check_header(v);
+	case CHECK_PATH:
+		return check_path(v);
 	case CHECK_LABEL:
 		return check_label(v);
 	case CHECK_LABEL_LIST:

@@ -355,6 +355,7 @@ static const char *str_range(enum kvp_cfg_check check)
 		[CHECK_URL] = "an http:// or https:// address with a host",
 		[CHECK_SERVICE_URL] = "an http:// address with a host, or http://unix:/path[:/base]",
 		[CHECK_HEADER] = "characters of a header name",
+		[CHECK_PATH] = "/ and a path without ? and #",
 		[CHECK_LABEL] = "a Kubernetes label key",
 		[CHECK_LABEL_LIST] = "Kubernetes label keys, comma-separated",
 		[CHECK_LISTEN_LIST] = "ip:port or unix:/path, comma-separated",

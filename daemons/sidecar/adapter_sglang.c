@@ -16,6 +16,11 @@
 
 enum { PREFILL, DECODE };
 
+static enum kvp_req_engine_kind engine_of(int which)
+{
+	return which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL;
+}
+
 struct sgl {
 	struct kvp_http_buf info[2]; /* answers of /server_info */
 	struct kvp_sgl_check check[2];
@@ -93,9 +98,8 @@ static void abort_leg(struct kvp_req *r, int which)
 	char body[80];
 	struct kvp_abort *a = calloc(1, sizeof(*a));
 	snprintf(body, sizeof(body), "{\"rid\":\"%s\",\"abort_all\":false}", s->rid);
-	const char *authority = which == PREFILL ? r->target.authority : w->engine;
 	kvp_count_add(&w->count.aborts, 1);
-	if (!a || kvp_headers_side(r, authority, "/abort_request", body, &b)) {
+	if (!a || kvp_headers_side(r, engine_of(which), "/abort_request", body, &b)) {
 		kvp_count_add(&w->count.aborts_failed, 1);
 		kvp_http_buf_free(&b);
 		free(a);
@@ -108,7 +112,7 @@ static void abort_leg(struct kvp_req *r, int which)
 		a->next->prev = &a->next;
 	w->abort = a;
 	a->target = r->target;
-	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &a->target, &cfg);
+	kvp_engine_cfg(w, engine_of(which), &a->target, &cfg);
 	cfg.deadline_ns = kvp_loop_now_ns(w->loop) + ABORT_NS;
 	cfg.request = &b;
 	kvp_leg_start(&a->leg, &w->pool, &cfg, &abort_ops, a);
@@ -309,10 +313,8 @@ static int start_one(struct kvp_req *r, int which, const struct kvp_http_buf *bo
 	struct kvp_worker *w = r->w;
 	struct kvp_leg_cfg cfg;
 	struct kvp_http_buf b = {0};
-	const char *authority = which == PREFILL ? r->target.authority : w->engine;
-	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &r->target, &cfg);
-	int rc = kvp_headers_request(
-		r, which == PREFILL ? KVP_LEG_PREFILL : KVP_LEG_DECODE, authority, body->len, &b);
+	kvp_engine_cfg(w, engine_of(which), &r->target, &cfg);
+	int rc = kvp_headers_request(r, which == PREFILL ? KVP_LEG_PREFILL : KVP_LEG_DECODE, body->len, &b);
 	rc = rc ? rc : kvp_http_buf_put(&b, body->p, body->len);
 	if (rc) {
 		kvp_http_buf_free(&b);
@@ -362,18 +364,22 @@ static void info_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 	static const char *const mode[] = {"prefill", "decode"};
 	struct kvp_req *r = ctx;
 	struct sgl *s = r->flow_state;
+	const struct kvp_worker *w = r->w;
 	int which = which_of(r, leg);
 	struct kvp_http_buf *b = &s->info[which];
 	if (end != KVP_LEG_COMPLETE) {
 		leg_failed(r, end);
 		return;
 	}
-	if (kvp_sgl_info(r->w->json, b->p ? b->p : "", b->len, r->w->cfg->sidecar_sglang_version, mode[which],
+	if (kvp_sgl_info(w->json, b->p ? b->p : "", b->len, w->cfg->sidecar_sglang_version, mode[which],
 		    &s->port)) {
 		kvp_reply_error(r, &invalid, NULL);
 		return;
 	}
 	kvp_http_buf_free(b);
+	/* The other profile may be told the port instead. */
+	if (w->cfg->sidecar_profile && w->cfg->sglang_bootstrap_port != KVP_CONFIG_UNSET)
+		s->port = (uint16_t)w->cfg->sglang_bootstrap_port;
 	s->informed[which] = 1;
 	if (s->informed[PREFILL] && s->informed[DECODE])
 		generate(r);
@@ -386,9 +392,8 @@ static int ask_info(struct kvp_req *r, int which)
 	struct kvp_worker *w = r->w;
 	struct kvp_leg_cfg cfg;
 	struct kvp_http_buf b = {0};
-	kvp_engine_cfg(w, which == PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, &r->target, &cfg);
-	if (kvp_headers_side(
-		    r, which == PREFILL ? r->target.authority : w->engine, "/server_info", NULL, &b)) {
+	kvp_engine_cfg(w, engine_of(which), &r->target, &cfg);
+	if (kvp_headers_side(r, engine_of(which), "/server_info", NULL, &b)) {
 		kvp_http_buf_free(&b);
 		return KVP_ERR_SYS;
 	}

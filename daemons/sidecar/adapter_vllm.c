@@ -1,4 +1,5 @@
 #include <kvpick/err.h>
+#include <stdlib.h>
 
 #include "daemons/sidecar/sidecar.h"
 
@@ -68,8 +69,9 @@ const struct kvp_adapter kvp_adapter_vllm = {.name = "vllm_nixl",
 	.prefill_body = prefill_body,
 	.prefill_answer = prefill_answer};
 
-/* The same engine as another sidecar speaks to it: limits always set, the handoff not looked at, and a
- * prefill that fails leaves all of the work to the decode engine. */
+/* The same engine as another sidecar speaks to it: limits always set, the handoff not looked at, a prefill
+ * that fails leaves all of the work to the decode engine, and the count of cached tokens in the answer is the
+ * prefill engine's. */
 
 static int llmd_check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f)
 {
@@ -96,15 +98,21 @@ static int llmd_prefill_body(struct kvp_req *r, struct kvp_http_buf *body)
 static enum kvp_answer llmd_prefill_answer(
 	struct kvp_req *r, const char *text, uint64_t len, struct kvp_http_buf *body, struct kvp_fail *f)
 {
+	struct kvp_json_val root;
 	struct kvp_span params;
-	int rc = kvp_vllm_any(r->w->json, text, len, &params);
-	if (rc == KVP_ERR_NOTFOUND)
-		return decode_body(r, "null", 4, body);
-	if (rc) {
+	if (kvp_pd_root(r->w->json, text, len, &root)) {
 		*f = (struct kvp_fail){400, "invalid_prefill_handoff",
 			"the answer of the prefill engine is not a JSON object"};
 		return KVP_ANSWER_ERROR;
 	}
+	r->usage = calloc(1, sizeof(*r->usage));
+	if (!r->usage) {
+		*f = (struct kvp_fail){503, "other", "out of memory"};
+		return KVP_ANSWER_ERROR;
+	}
+	r->usage->cached_tok = kvp_usage_cached(root);
+	if (kvp_span_member(text, kvp_span_all(len), "kv_transfer_params", &params))
+		return decode_body(r, "null", 4, body);
 	return decode_body(r, text + params.at, params.len, body);
 }
 

@@ -458,17 +458,17 @@ int kvp_worker_listen(struct kvp_worker *w, int flags)
 static void log_request(struct kvp_req *r, enum kvp_result result)
 {
 	const struct kvp_config *cfg = r->w->cfg;
-	const char *id = r->request_id;
 	uint32_t len = 0;
+	const char *id = kvp_http_head_find(kvp_req_head(r), "x-request-id", &len, NULL);
 	int is_local = !r->flow && (result == KVP_RESULT_OK || result == KVP_RESULT_OTHER);
 	if (!cfg->log_requests || is_local || r->w->log_turn++ % cfg->log_requests)
 		return;
-	if (!id[0])
-		id = kvp_http_head_find(kvp_req_head(r), "x-request-id", &len, NULL);
-	else
+	if (!id) {
+		id = r->request_id;
 		len = (uint32_t)strlen(id);
+	}
 	KVP_LOG_I("sidecar.request", "request_id=%.*s path=%s backend=%s result=%s status=%d ms=%llu",
-		(int)len, id ? id : "", kvp_path_text[r->path], r->adapter ? r->adapter->name : "none",
+		(int)len, id, kvp_path_text[r->path], r->adapter ? r->adapter->name : "none",
 		kvp_result_text[result], r->status,
 		(unsigned long long)(kvp_loop_now_ns(r->w->loop) - r->start_ns) / 1000000);
 }

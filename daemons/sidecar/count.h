@@ -17,6 +17,7 @@
 	X(CLIENT_GONE, "client_gone")                                                                        \
 	X(DECODE_CUT, "decode_cut")                                                                          \
 	X(CANCELLED, "request_cancelled")                                                                    \
+	X(FORBIDDEN, "prefill_target_forbidden")                                                             \
 	X(METADATA, "invalid_epp_metadata")                                                                  \
 	X(NO_ADAPTER, "pd_adapter_unavailable")                                                              \
 	X(DECODE_ERROR, "decode_upstream_error")                                                             \

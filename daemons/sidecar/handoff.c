@@ -109,14 +109,6 @@ int kvp_vllm_handoff(struct kvp_json *j, const char *text, uint64_t len, struct 
 										      : KVP_OK;
 }
 
-int kvp_vllm_any(struct kvp_json *j, const char *text, uint64_t len, struct kvp_span *params)
-{
-	struct kvp_json_val root;
-	if (kvp_pd_root(j, text, len, &root))
-		return KVP_ERR_PROTO;
-	return kvp_span_member(text, kvp_span_all(len), "kv_transfer_params", params);
-}
-
 /* ---- TensorRT-LLM ---- */
 
 static int is_int(struct kvp_json_val obj, const char *key)

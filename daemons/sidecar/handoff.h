@@ -30,11 +30,9 @@ int kvp_pd_is_doubled(struct kvp_json_val root, const char *key);
 int kvp_pd_stream(struct kvp_json_val root);
 
 /* vLLM: the member kv_transfer_params of a client (absent, null or {} is fine: 1), and of a prefill answer:
- * KVP_OK and its text in *params, else KVP_ERR_PROTO. kvp_vllm_any is the unchecked form: KVP_ERR_NOTFOUND
- * without one, KVP_ERR_PROTO for no JSON object. */
+ * KVP_OK and its text in *params, else KVP_ERR_PROTO. */
 int kvp_vllm_client_ok(struct kvp_json_val root);
 int kvp_vllm_handoff(struct kvp_json *j, const char *text, uint64_t len, struct kvp_span *params);
-int kvp_vllm_any(struct kvp_json *j, const char *text, uint64_t len, struct kvp_span *params);
 
 /* TensorRT-LLM: the answer of the context leg. */
 struct kvp_trt_context {

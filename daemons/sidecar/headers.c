@@ -18,6 +18,7 @@ static const char *const strict[] = {"x-gateway-destination-endpoint",
 	"x-gateway-inference-fairness-id", "x-gateway-inference-objective", "x-gateway-model-name-rewrite",
 	"x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id", "x-dynamo-dp-rank",
 	"x-dynamo-prefill-dp-rank", "x-dynamo-routing-mode"};
+/* Of the other profile: what its sidecar acts on, and what we have no stage for. */
 static const char *const llmd[] = {"x-encoder-hosts-ports", "x-data-parallel-host-port"};
 
 #define IN(list, name, len) is_in(list, sizeof(list) / sizeof((list)[0]), name, len)
@@ -106,7 +107,17 @@ static int put_rank(struct kvp_req *r, struct kvp_http_buf *out)
 	return rc ? rc : put_text(out, "\r\n");
 }
 
-static int put_line(struct kvp_req *r, const char *authority, struct kvp_http_buf *out)
+static const char *authority(const struct kvp_req *r, enum kvp_req_engine_kind kind)
+{
+	return kind == KVP_ENGINE_PREFILL ? r->target.authority : r->w->engine;
+}
+
+static const char *base(const struct kvp_req *r, enum kvp_req_engine_kind kind)
+{
+	return kind == KVP_ENGINE_PREFILL ? "" : r->w->base;
+}
+
+static int put_line(struct kvp_req *r, enum kvp_req_engine_kind kind, struct kvp_http_buf *out)
 {
 	const struct kvp_http_in *in = &r->conn->in;
 	const char *url = in->req.path;
@@ -115,19 +126,20 @@ static int put_line(struct kvp_req *r, const char *authority, struct kvp_http_bu
 	const char *line = in->head.raw.p;
 	int rc = kvp_http_buf_put(out, line, in->head.url ? in->head.url - 1 : 0);
 	rc = rc ? rc : put_text(out, " ");
+	if (url[0] == '/') /* no path is "*" */
+		rc = rc ? rc : put_text(out, base(r, kind));
 	rc = rc ? rc : kvp_http_buf_put(out, url, len);
 	rc = rc ? rc : put_text(out, " HTTP/1.1\r\nhost: ");
-	rc = rc ? rc : put_text(out, authority);
+	rc = rc ? rc : put_text(out, authority(r, kind));
 	return rc ? rc : put_text(out, "\r\n");
 }
 
-int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, const char *authority, uint64_t length,
-	struct kvp_http_buf *out)
+int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, uint64_t length, struct kvp_http_buf *out)
 {
 	const struct kvp_http_head *h = kvp_req_head(r);
 	char line[80];
 	int rc = kvp_http_buf_room(out, h->raw.len + 256 + (length < (1 << 20) ? length : 0));
-	rc = rc ? rc : put_line(r, authority, out);
+	rc = rc ? rc : put_line(r, kind == KVP_LEG_PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, out);
 	for (uint32_t i = 0; i < h->field_cnt && !rc; i++) {
 		const struct kvp_http_field *f = &h->field[i];
 		const char *name = h->raw.p + f->name;
@@ -151,13 +163,13 @@ int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, const char *a
 	return rc ? rc : put_text(out, "\r\n");
 }
 
-int kvp_headers_side(struct kvp_req *r, const char *authority, const char *path, const char *body,
+int kvp_headers_side(struct kvp_req *r, enum kvp_req_engine_kind kind, const char *path, const char *body,
 	struct kvp_http_buf *out)
 {
 	const struct kvp_http_head *h = kvp_req_head(r);
-	char line[KVP_TARGET_HOST_MAX + 160];
-	snprintf(
-		line, sizeof(line), "%s %s HTTP/1.1\r\nhost: %s\r\n", body ? "POST" : "GET", path, authority);
+	char line[KVP_TARGET_HOST_MAX + KVP_BASE_MAX + 160];
+	snprintf(line, sizeof(line), "%s %s%s HTTP/1.1\r\nhost: %s\r\n", body ? "POST" : "GET", base(r, kind),
+		path, authority(r, kind));
 	int rc = put_text(out, line);
 	for (uint32_t i = 0; i < h->field_cnt && !rc; i++)
 		if (h->field[i].name_len == 13 &&

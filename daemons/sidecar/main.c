@@ -74,6 +74,9 @@ static int open_worker(struct kvp_worker *w, unsigned id)
 	const struct kvp_config *cfg = &sidecar.cfg;
 	*w = (struct kvp_worker){.sidecar = &sidecar, .cfg = cfg, .id = id, .wake_fd = -1};
 	snprintf(w->engine, sizeof(w->engine), "localhost:%u", (unsigned)cfg->decode_engine_port);
+	snprintf(w->base, sizeof(w->base), "%s", cfg->sidecar_engine_base_path);
+	for (size_t n = strlen(w->base); n && w->base[n - 1] == '/'; n--)
+		w->base[n - 1] = 0;
 	int rc = kvp_loop_open(&w->loop, 0);
 	if (rc)
 		return rc;

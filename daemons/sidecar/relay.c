@@ -43,22 +43,34 @@ static void count_leg(struct kvp_req *r, const struct kvp_leg *leg)
 	kvp_count_leg(&r->w->count, KVP_COUNT_DECODE, kvp_loop_now_ns(r->w->loop) - leg->start_ns);
 }
 
+/* What the client is told of a decode leg without an answer. */
+static struct kvp_fail failure(const struct kvp_req *r, enum kvp_leg_end end)
+{
+	struct kvp_fail error = {502, "decode_upstream_error",
+				"the decode engine could not be reached or broke off"},
+			late = {504, "decode_upstream_timeout", "the decode engine did not answer in time"},
+			refused = {503, "decode_upstream_error", "the decode node is not ready"};
+	int is_llmd = r->w->cfg->sidecar_profile;
+	if (is_llmd && end == KVP_LEG_REFUSED)
+		return refused;
+	if (end != KVP_LEG_READ_TIMEOUT && end != KVP_LEG_CONNECT_TIMEOUT)
+		return error;
+	late.status = is_llmd ? 502 : 504;
+	return late;
+}
+
 static void on_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 {
-	static const struct kvp_fail error = {502, "decode_upstream_error",
-					     "the decode engine could not be reached or broke off"},
-				     late = {504, "decode_upstream_timeout",
-					     "the decode engine did not answer in time"};
 	struct kvp_req *r = ctx;
 	count_leg(r, leg);
-	if (r->replied && end == KVP_LEG_COMPLETE)
+	if (r->replied && end == KVP_LEG_COMPLETE) {
 		kvp_reply_end(r, KVP_RESULT_OK);
-	else if (r->replied)
+	} else if (r->replied) {
 		kvp_reply_cut(r, KVP_RESULT_DECODE_CUT);
-	else if (end == KVP_LEG_READ_TIMEOUT || end == KVP_LEG_CONNECT_TIMEOUT)
-		kvp_reply_error(r, &late, NULL);
-	else
-		kvp_reply_error(r, &error, NULL);
+	} else {
+		struct kvp_fail f = failure(r, end);
+		kvp_reply_error(r, &f, NULL);
+	}
 }
 
 static void on_room(void *ctx, struct kvp_leg *leg)
@@ -68,7 +80,51 @@ static void on_room(void *ctx, struct kvp_leg *leg)
 	kvp_conn_room(r->conn);
 }
 
-const struct kvp_leg_ops kvp_relay_ops = {on_head, on_body, on_done, on_room};
+static const struct kvp_leg_ops plain_ops = {on_head, on_body, on_done, on_room};
+
+/* ---- the same with its usage set ---- */
+
+static void usage_head(void *ctx, struct kvp_leg *leg)
+{
+	struct kvp_req *r = ctx;
+	r->usage->form = kvp_usage_form(leg->head);
+	on_head(ctx, leg);
+}
+
+/* rc of the call that filled b. */
+static uint64_t put_usage(struct kvp_req *r, int rc, struct kvp_http_buf *b)
+{
+	uint64_t unsent = 0;
+	if (rc) {
+		r->conn->out.failed = 1;
+		kvp_conn_later(r->conn);
+	} else {
+		unsent = kvp_reply_body(r, b->p, b->len);
+	}
+	kvp_http_buf_free(b);
+	return unsent;
+}
+
+static void usage_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	struct kvp_req *r = ctx;
+	struct kvp_http_buf b = {0};
+	int rc = kvp_usage_feed(r->usage, r->w->json, data, len, &b);
+	if (put_usage(r, rc, &b) >= KVP_OUT_HIGH_BYTES)
+		kvp_leg_pause(leg);
+}
+
+/* An answer that breaks off ends behind what came of it. */
+static void usage_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
+{
+	struct kvp_req *r = ctx;
+	struct kvp_http_buf b = {0};
+	if (r->replied)
+		put_usage(r, kvp_usage_end(r->usage, r->w->json, &b), &b);
+	on_done(ctx, leg, end);
+}
+
+static const struct kvp_leg_ops usage_ops = {usage_head, usage_body, usage_done, on_room};
 
 void kvp_relay_drained(struct kvp_req *r)
 {
@@ -80,7 +136,7 @@ void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_
 	struct kvp_leg_cfg cfg;
 	struct kvp_http_buf b = {0};
 	kvp_engine_cfg(r->w, KVP_ENGINE_LOCAL, NULL, &cfg);
-	int rc = kvp_headers_request(r, kind, r->w->engine, body->len, &b);
+	int rc = kvp_headers_request(r, kind, body->len, &b);
 	rc = rc ? rc : kvp_http_buf_put(&b, body->p, body->len);
 	kvp_http_buf_free(body);
 	if (rc) {
@@ -90,7 +146,7 @@ void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_
 		return;
 	}
 	cfg.request = &b;
-	kvp_leg_start(&r->decode, &r->w->pool, &cfg, &kvp_relay_ops, r);
+	kvp_leg_start(&r->decode, &r->w->pool, &cfg, r->usage ? &usage_ops : &plain_ops, r);
 }
 
 /* ---- passed through: one leg, both ways streamed ---- */
@@ -104,7 +160,7 @@ static void pass_start(struct kvp_req *r)
 			  : in->framing == KVP_HTTP_FRAME_LENGTH ? in->length
 								 : KVP_LENGTH_NONE;
 	kvp_engine_cfg(r->w, KVP_ENGINE_LOCAL, NULL, &cfg);
-	if (kvp_headers_request(r, KVP_LEG_PASS, r->w->engine, length, &b)) {
+	if (kvp_headers_request(r, KVP_LEG_PASS, length, &b)) {
 		struct kvp_fail f = {503, "other", "out of memory"};
 		kvp_http_buf_free(&b);
 		kvp_reply_error(r, &f, NULL);
@@ -115,7 +171,7 @@ static void pass_start(struct kvp_req *r)
 	cfg.upload = length == KVP_LENGTH_NONE || !length ? KVP_LEG_WHOLE
 		     : length <= KVP_LEG_HELD_MAX	  ? KVP_LEG_SHORT
 							  : KVP_LEG_LONG;
-	kvp_leg_start(&r->decode, &r->w->pool, &cfg, &kvp_relay_ops, r);
+	kvp_leg_start(&r->decode, &r->w->pool, &cfg, &plain_ops, r);
 }
 
 static void pass_body(struct kvp_req *r, const char *data, uint64_t len)

@@ -195,19 +195,48 @@ static void warn(struct kvp_req *r, const struct kvp_fail *f)
 			(unsigned long long)left_out);
 }
 
+/* vLLM's shape, which the other profile speaks: the kind of the error is its status. */
+static const char *llmd_type(int status)
+{
+	if (status < 500)
+		return "BadRequestError";
+	return status == 503			? "ServiceUnavailable"
+	       : status == 502 || status == 504 ? "BadGateway"
+						: "InternalServerError";
+}
+
+static int error_body(const struct kvp_req *r, const struct kvp_fail *f, char *body, size_t cap)
+{
+	if (r->w->cfg->sidecar_profile)
+		return snprintf(body, cap,
+			"{\"object\":\"error\",\"message\":\"%s\",\"type\":\"%s\",\"param\":\"\",\"code\":%"
+			"d}",
+			f->message, llmd_type(f->status), f->status);
+	return snprintf(body, cap,
+		"{\"error\":{\"message\":\"%s\",\"type\":\"server_error\",\"param\":null,\"code\":\"%s\"}}",
+		f->message, f->code);
+}
+
 void kvp_reply_error(struct kvp_req *r, const struct kvp_fail *f, const char *retry_after)
 {
 	warn(r, f);
 	struct kvp_http_buf fields = {0};
 	char body[512], line[192];
-	int n = snprintf(body, sizeof(body),
-		"{\"error\":{\"message\":\"%s\",\"type\":\"server_error\",\"param\":null,\"code\":\"%s\"}}",
-		f->message, f->code);
+	int n = error_body(r, f, body, sizeof(body));
 	put_text(&fields, "content-type: application/json\r\n");
 	if (retry_after) {
 		snprintf(line, sizeof(line), "retry-after: %s\r\n", retry_after);
 		put_text(&fields, line);
 	}
 	reply_own(r, f->status, &fields, body, (uint64_t)n, result_of(f->code));
+	kvp_http_buf_free(&fields);
+}
+
+void kvp_reply_error_text(struct kvp_req *r, const struct kvp_fail *f)
+{
+	warn(r, f);
+	struct kvp_http_buf fields = {0};
+	put_text(&fields, "content-type: text/plain; charset=utf-8\r\n");
+	reply_own(r, f->status, &fields, f->message, strlen(f->message), result_of(f->code));
 	kvp_http_buf_free(&fields);
 }

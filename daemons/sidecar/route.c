@@ -6,6 +6,7 @@
 #include "daemons/sidecar/conn.h"
 
 #define LLMD_LINES_MAX 16
+#define LLMD_TARGETS_MAX 64 /* listed ones that one is drawn from */
 
 static int path_is(const struct kvp_http_req *q, const char *path)
 {
@@ -48,8 +49,9 @@ static enum kvp_req_path path_of(const struct kvp_worker *w, const struct kvp_ht
 
 static int is_proxied(const struct kvp_worker *w, const struct kvp_http_req *q)
 {
+	/* Out of the base path nobody climbs. */
 	if (w->cfg->sidecar_profile)
-		return 1;
+		return !w->base[0] || !climbs(q);
 	return q->path_len > 4 && memcmp(q->path, "/v1/", 4) == 0 && !climbs(q);
 }
 
@@ -57,7 +59,9 @@ static void mint_request_id(struct kvp_req *r)
 {
 	static const char hex[] = "0123456789abcdef";
 	uint8_t b[16];
-	if (kvp_headers_count(kvp_req_head(r), "x-request-id") ||
+	/* The other profile gives both legs one of its own, behind the client's. */
+	int is_own = r->w->cfg->sidecar_profile && r->adapter;
+	if ((!is_own && kvp_headers_count(kvp_req_head(r), "x-request-id")) ||
 		getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
 		return;
 	b[6] = (uint8_t)((b[6] & 15) | 0x40);
@@ -85,21 +89,37 @@ static int target_strict(struct kvp_req *r)
 static int target_lenient(struct kvp_req *r)
 {
 	const struct kvp_http_head *h = kvp_req_head(r);
-	struct kvp_target_text line[LLMD_LINES_MAX], first;
+	struct kvp_target_text line[LLMD_LINES_MAX], listed[LLMD_TARGETS_MAX];
 	size_t n = 0, name_len = strlen(KVP_TARGET_HEADER);
 	for (uint32_t i = 0; i < h->field_cnt && n < LLMD_LINES_MAX; i++)
 		if (h->field[i].name_len == name_len &&
 			strncasecmp(h->raw.p + h->field[i].name, KVP_TARGET_HEADER, name_len) == 0)
 			line[n++] = (struct kvp_target_text){h->raw.p + h->field[i].val, h->field[i].val_len};
-	if (!kvp_target_pick(line, n, &first, 1))
+	n = kvp_target_pick(line, n, listed, r->w->cfg->enable_prefiller_sampling ? LLMD_TARGETS_MAX : 1);
+	if (!n)
 		return 0;
-	return kvp_target_parse(first.ptr, first.len, &r->target) ? KVP_ERR_INVAL : 1;
+	uint64_t rnd = 0;
+	if (n > 1 && getrandom(&rnd, sizeof(rnd), 0) != (ssize_t)sizeof(rnd))
+		rnd = 0; /* the first, then */
+	const struct kvp_target_text *one = &listed[rnd % n];
+	return kvp_target_parse(one->ptr, one->len, &r->target) ? KVP_ERR_INVAL : 1;
 }
 
 static void refuse(struct kvp_req *r, int status, const char *code, const char *message)
 {
 	struct kvp_fail f = {status, code, message};
 	kvp_reply_error(r, &f, NULL);
+}
+
+/* A target that the list of allowed ones has not. */
+static void deny(struct kvp_req *r)
+{
+	static const struct kvp_fail f = {
+		403, "prefill_target_forbidden", "Forbidden: prefill target not allowed by SSRF protection"};
+	if (r->w->cfg->sidecar_profile)
+		kvp_reply_error_text(r, &f);
+	else
+		refuse(r, 502, "invalid_epp_metadata", "the prefill endpoint of the request is not allowed");
 }
 
 /* The flow of a request that goes to an engine; 0 = answered. */
@@ -122,7 +142,7 @@ static int choose(struct kvp_req *r)
 		return 1;
 	r->flow = NULL;
 	if (!kvp_target_allowed(cfg->sidecar_prefill_allowlist, &r->target)) {
-		refuse(r, 502, "invalid_epp_metadata", "the prefill endpoint of the request is not allowed");
+		deny(r);
 		return 0;
 	}
 	const struct kvp_adapter *a = adapter[cfg->eff.sidecar_adapter];

@@ -120,7 +120,7 @@ static void start_prefill(struct kvp_req *r)
 	struct kvp_leg_cfg cfg;
 	r->flow_state = calloc(1, sizeof(struct seq));
 	int rc = r->flow_state ? r->adapter->prefill_body(r, &body) : KVP_ERR_SYS;
-	rc = rc ? rc : kvp_headers_request(r, KVP_LEG_PREFILL, r->target.authority, body.len, &b);
+	rc = rc ? rc : kvp_headers_request(r, KVP_LEG_PREFILL, body.len, &b);
 	rc = rc ? rc : kvp_http_buf_put(&b, body.p, body.len);
 	kvp_http_buf_free(&body);
 	if (rc) {
@@ -169,6 +169,10 @@ static void finish(struct kvp_req *r)
 		kvp_http_buf_free(&s->answer);
 	free(s);
 	r->flow_state = NULL;
+	if (r->usage)
+		kvp_usage_free(r->usage);
+	free(r->usage);
+	r->usage = NULL;
 }
 
 const struct kvp_flow kvp_flow_seq = {.start = start, .drained = drained, .finish = finish};

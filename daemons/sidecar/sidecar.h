@@ -9,7 +9,7 @@
  * End        a request ends exactly once, by kvp_req_end; its flow's finish closes the legs that still run.
  * Crash      SIGKILL: the kernel closes all connections, which is what cancels the engines' work; nothing
  *            else is left.
- * Proved by  tests/s_sidecar.t, tests/s_sidecar_vectors.t, tests/v_disagg.c
+ * Proved by  tests/s_sidecar.t, tests/s_sidecar_llmd.t, tests/s_sidecar_vectors.t, tests/v_disagg.c
  */
 #ifndef KVP_SIDECAR_H
 #define KVP_SIDECAR_H
@@ -19,7 +19,9 @@
 #include "daemons/sidecar/handoff.h"
 #include "daemons/sidecar/leg.h"
 #include "daemons/sidecar/target.h"
+#include "daemons/sidecar/usage.h"
 
+#define KVP_BASE_MAX 1024
 #define KVP_JSON_KEPT_BYTES ((size_t)1 << 20) /* a parser that has grown beyond that is cut back */
 
 struct kvp_req;
@@ -42,7 +44,8 @@ struct kvp_worker {
 	uint64_t log_turn;
 	uint64_t conn_cnt;
 	unsigned id, trt_counter;
-	char engine[32]; /* authority of the engine beside us */
+	char engine[32];	 /* authority of the engine beside us */
+	char base[KVP_BASE_MAX]; /* what its paths begin with, no slash at the end; "" = nothing */
 	int wake_fd;
 	uint8_t draining, forced;
 };
@@ -94,6 +97,7 @@ struct kvp_req {
 	struct kvp_target target;
 	struct kvp_http_buf body;
 	struct kvp_leg prefill, decode;
+	struct kvp_usage *usage; /* of the decode answer, to be set; NULL: it stays as it is */
 	uint64_t start_ns, trt_id;
 	enum kvp_req_path path;
 	char request_id[37]; /* minted, "" if the client brought one */
@@ -124,21 +128,24 @@ uint64_t kvp_reply_body(struct kvp_req *r, const char *data, uint64_t len);
 void kvp_reply_end(struct kvp_req *r, enum kvp_result result);
 /* kvp_reply_cut: the rest will not come; the client sees the break behind what it was sent. */
 void kvp_reply_cut(struct kvp_req *r, enum kvp_result result);
-/* An answer of our own. retry_after: value of that field, or NULL. Before the head of an answer only. */
+/* An answer of our own, in the shape of the profile. retry_after: value of that field, or NULL. Before the
+ * head of an answer only. kvp_reply_error_text: the message as plain text. */
 void kvp_reply_error(struct kvp_req *r, const struct kvp_fail *f, const char *retry_after);
+void kvp_reply_error_text(struct kvp_req *r, const struct kvp_fail *f);
 void kvp_reply_whole(struct kvp_req *r, int status, const char *content_type, const char *body, uint64_t len);
 
 /* headers.c: the request to an engine. */
 enum kvp_leg_kind { KVP_LEG_PASS, KVP_LEG_PREFILL, KVP_LEG_DECODE };
 /* kvp_headers_request appends request line, Host and the client's fields as that leg may see them, framing
- * and the empty line. length: of the body; KVP_LENGTH_CHUNKED: chunked; KVP_LENGTH_NONE: no body. */
+ * and the empty line. Paths at the engine beside us begin with the base path. length: of the body;
+ * KVP_LENGTH_CHUNKED: chunked; KVP_LENGTH_NONE: no body. */
 #define KVP_LENGTH_CHUNKED UINT64_MAX
 #define KVP_LENGTH_NONE (UINT64_MAX - 1)
-int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, const char *authority, uint64_t length,
-	struct kvp_http_buf *out);
+int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, uint64_t length, struct kvp_http_buf *out);
 /* kvp_headers_side: a call of our own to an engine, with the client's authorization and no other field of
  * it. body NULL: GET. */
-int kvp_headers_side(struct kvp_req *r, const char *authority, const char *path, const char *body,
+enum kvp_req_engine_kind { KVP_ENGINE_LOCAL, KVP_ENGINE_PREFILL };
+int kvp_headers_side(struct kvp_req *r, enum kvp_req_engine_kind kind, const char *path, const char *body,
 	struct kvp_http_buf *out);
 /* kvp_headers_answer appends the fields of an engine's answer that a client may see. */
 int kvp_headers_answer(const struct kvp_http_head *h, struct kvp_http_buf *out);
@@ -148,7 +155,6 @@ const struct kvp_http_head *kvp_req_head(const struct kvp_req *r);
 
 /* kvp_engine_cfg fills in where the engine beside us or the prefill engine is, and the settings'
  * time-outs. */
-enum kvp_req_engine_kind { KVP_ENGINE_LOCAL, KVP_ENGINE_PREFILL };
 void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, const struct kvp_target *t,
 	struct kvp_leg_cfg *cfg);
 
@@ -156,7 +162,6 @@ void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, c
 void kvp_req_end(struct kvp_req *r, enum kvp_result result);
 
 /* relay.c: the decode leg as the client's answer, the same in every flow. */
-extern const struct kvp_leg_ops kvp_relay_ops;
 void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_buf *body);
 void kvp_relay_drained(struct kvp_req *r);
 

@@ -675,6 +675,45 @@ def ask(port, body, prefill=None, headers=(), path="/v1/chat/completions", metho
         return c.ask(method, path, body, pairs, **how)
 
 
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 9}
+STREAM = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def silent(engine, req):
+    if req.conn.hang():
+        engine.ended += 1
+    raise ConnectionError
+
+
+def fixed(status, body, headers=None, reason="Fine"):
+    return lambda engine, req: req.conn.reply(status, body, headers, reason)
+
+
+class Pair:
+    """Prefill engine, decode engine, sidecar. The test sets tap."""
+
+    tap = None
+
+    def __init__(self, prefill, decode, adapter="vllm_nixl", **env):
+        self.p, self.d = Engine(prefill), Engine(decode)
+        self.s = Sidecar(self.d.port, adapter, **env)
+        self.port = self.s.port
+
+    def ask(self, body, **how):
+        return ask(self.port, body, self.p.authority, **how)
+
+    def idle(self):
+        """No request runs any more."""
+        return wait_for(lambda: self.s.metric("requests_inflight") == 0, 5)
+
+    def end(self, name):
+        self.tap.ok(self.idle(), f"{name}: no request is left running")
+        self.tap.ok(self.s.stop() == 0, f"{name}: the sidecar ends with 0", self.s.log.decode())
+        self.tap.same(self.p.errors + self.d.errors, [], f"{name}: the engines understood everything")
+        self.p.close()
+        self.d.close()
+
+
 def has_ipv6():
     try:
         with socket.socket(socket.AF_INET6) as s:

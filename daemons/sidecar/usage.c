@@ -1,0 +1,176 @@
+#include "daemons/sidecar/usage.h"
+
+#include <kvpick/err.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemons/sidecar/sidecar.h"
+
+#define DETAILS "prompt_tokens_details"
+#define CACHED "cached_tokens"
+
+static int is_type(const char *v, uint32_t len, const char *type)
+{
+	size_t n = strlen(type);
+	return len >= n && strncasecmp(v, type, n) == 0 &&
+	       (len == n || v[n] == ';' || v[n] == ' ' || v[n] == '\t');
+}
+
+enum kvp_usage_form kvp_usage_form(const struct kvp_http_head *h)
+{
+	uint32_t len = 0, cnt = 0;
+	const char *v = kvp_http_head_find(h, "content-encoding", &len, &cnt);
+	if (v && !is_type(v, len, "identity"))
+		return KVP_USAGE_RAW;
+	v = kvp_http_head_find(h, "content-type", &len, &cnt);
+	if (!v)
+		return KVP_USAGE_RAW;
+	if (is_type(v, len, "text/event-stream"))
+		return KVP_USAGE_EVENTS;
+	return is_type(v, len, "application/json") ? KVP_USAGE_JSON : KVP_USAGE_RAW;
+}
+
+uint64_t kvp_usage_cached(struct kvp_json_val root)
+{
+	struct kvp_json_val usage, details, cached;
+	uint64_t n = 0;
+	if (kvp_json_get(root, "usage", &usage) || kvp_json_get(usage, DETAILS, &details) ||
+		kvp_json_get(details, CACHED, &cached) || kvp_json_u64(cached, &n))
+		return 0;
+	return n;
+}
+
+/* Most pieces of a stream have no usage: they need no look at their members. A name may be spelled with
+ * escapes. */
+static int may_have_usage(const char *text, uint64_t len)
+{
+	return memmem(text, len, "\"usage\"", 7) || memmem(text, len, "\\u00", 4);
+}
+
+static int has_usage(struct kvp_json *j, const char *text, uint64_t len)
+{
+	struct kvp_json_val root, usage;
+	int has = kvp_pd_root(j, text, len, &root) == KVP_OK &&
+		  kvp_json_get(root, "usage", &usage) == KVP_OK && kvp_json_type(usage) == KVP_JSON_OBJ;
+	kvp_json_trim(j, KVP_JSON_KEPT_BYTES);
+	return has;
+}
+
+/* Appends text with one more member, written with a comma before it, at the end of the object at obj. */
+static int put_member(
+	const char *text, uint64_t len, struct kvp_span obj, const char *member, struct kvp_http_buf *out)
+{
+	const struct kvp_span brace = {obj.at + obj.len - 1, 0};
+	uint64_t last = brace.at;
+	while (strchr(" \t\r\n", text[last - 1]))
+		last--;
+	if (text[last - 1] == '{')
+		member++;
+	return kvp_text_replace(text, len, brace, member, strlen(member), out);
+}
+
+/* A number in its place keeps its place; what is missing comes last in its object. */
+static int put_set(
+	const char *text, uint64_t len, struct kvp_span obj, uint64_t cached_tok, struct kvp_http_buf *out)
+{
+	struct kvp_span usage, details, cached;
+	char number[24], object[48], member[96];
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)cached_tok);
+	snprintf(object, sizeof(object), "{\"" CACHED "\":%s}", number);
+	int rc = kvp_span_member(text, obj, "usage", &usage);
+	if (rc)
+		return rc;
+	rc = kvp_span_member(text, usage, DETAILS, &details);
+	if (rc == KVP_ERR_NOTFOUND) {
+		snprintf(member, sizeof(member), ",\"" DETAILS "\":%s", object);
+		return put_member(text, len, usage, member, out);
+	}
+	if (rc)
+		return rc;
+	if (text[details.at] != '{')
+		return kvp_text_replace(text, len, details, object, strlen(object), out);
+	rc = kvp_span_member(text, details, CACHED, &cached);
+	if (rc == KVP_ERR_NOTFOUND) {
+		snprintf(member, sizeof(member), ",\"" CACHED "\":%s", number);
+		return put_member(text, len, details, member, out);
+	}
+	return rc ? rc : kvp_text_replace(text, len, cached, number, strlen(number), out);
+}
+
+/* A complete piece. */
+static int put_piece(const struct kvp_usage *u, struct kvp_json *j, const char *text, uint64_t len,
+	struct kvp_http_buf *out)
+{
+	uint64_t at = 0;
+	if (u->form == KVP_USAGE_EVENTS) {
+		if (len < 5 || memcmp(text, "data:", 5) != 0)
+			return kvp_http_buf_put(out, text, len);
+		at = 5;
+	}
+	if (!may_have_usage(text + at, len - at) || !has_usage(j, text + at, len - at))
+		return kvp_http_buf_put(out, text, len);
+	return put_set(text, len, (struct kvp_span){at, len - at}, u->cached_tok, out);
+}
+
+enum part { PART_MORE, PART_LAST };
+
+/* One piece, or the part of it that is here. */
+static int feed_piece(struct kvp_usage *u, struct kvp_json *j, const char *data, uint64_t len, enum part part,
+	struct kvp_http_buf *out)
+{
+	int rc = KVP_OK, ends = part == PART_LAST;
+	if (u->skips || len > KVP_USAGE_HELD_MAX - u->held.len) {
+		rc = kvp_http_buf_put(out, u->held.p, u->held.len);
+		rc = rc ? rc : kvp_http_buf_put(out, data, len);
+		kvp_http_buf_free(&u->held);
+		u->skips = !ends;
+	} else if (ends && !u->held.len) {
+		rc = put_piece(u, j, data, len, out);
+	} else {
+		rc = kvp_http_buf_put(&u->held, data, len);
+		if (ends && !rc) {
+			rc = put_piece(u, j, u->held.p, u->held.len, out);
+			kvp_http_buf_trim(&u->held);
+		}
+	}
+	return rc;
+}
+
+/* Bytes up to and with the end of the first line, 0 if that is not here. */
+static uint64_t line_len(const char *data, uint64_t len)
+{
+	const char *lf = memchr(data, '\n', len);
+	const char *cr = memchr(data, '\r', lf ? (size_t)(lf - data) : len);
+	const char *end = cr ? cr : lf;
+	return end ? (uint64_t)(end - data) + 1 : 0;
+}
+
+int kvp_usage_feed(
+	struct kvp_usage *u, struct kvp_json *j, const char *data, uint64_t len, struct kvp_http_buf *out)
+{
+	int rc = KVP_OK;
+	if (u->form == KVP_USAGE_RAW)
+		return kvp_http_buf_put(out, data, len);
+	if (u->form == KVP_USAGE_JSON)
+		return feed_piece(u, j, data, len, PART_MORE, out);
+	while (len && !rc) {
+		uint64_t n = line_len(data, len);
+		enum part part = n ? PART_LAST : PART_MORE;
+		n = n ? n : len;
+		rc = feed_piece(u, j, data, n, part, out);
+		data += n;
+		len -= n;
+	}
+	return rc;
+}
+
+int kvp_usage_end(struct kvp_usage *u, struct kvp_json *j, struct kvp_http_buf *out)
+{
+	return u->held.len ? feed_piece(u, j, "", 0, PART_LAST, out) : KVP_OK;
+}
+
+void kvp_usage_free(struct kvp_usage *u)
+{
+	kvp_http_buf_free(&u->held);
+}
