@@ -332,6 +332,34 @@ static void rules(void)
 		"the longest prefill answer depends on the adapter");
 }
 
+/* The policies that users of llm-d and trtllm-serve know, and the roles' words. */
+static void other_pickers(void)
+{
+#define COND "DYN_ROUTER_CONDITIONAL_DISAGG=true;DYN_ROUTER_CONDITIONAL_DISAGG_POLICY="
+#define NON_CACHED "KVPICK_CONDITIONAL_DISAGG_NON_CACHED_TOKENS"
+#define LENGTH "KVPICK_CONDITIONAL_DISAGG_MAX_LOCAL_PREFILL_LENGTH"
+	BAD("", COND "non_cached_tokens", "POLICY=non_cached_tokens requires " NON_CACHED);
+	BAD("", COND "max_local_prefill_length;" NON_CACHED "=5",
+		"POLICY=max_local_prefill_length requires " LENGTH);
+	BAD("", COND "non_cached_tokens;" NON_CACHED "=-1", NON_CACHED ";-1");
+	BAD("", COND "max_local_prefill_length;" LENGTH "=-1", LENGTH ";-1");
+	BAD("", COND "prefix-based-pd-decider", "isl_bounding;max_local_prefill_length");
+	good("", COND "non_cached_tokens;" NON_CACHED "=0", "llm-d's threshold may be 0: never");
+	good("", COND "max_local_prefill_length;" LENGTH "=0", "and so may be the length");
+	good("", "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY=non_cached_tokens",
+		"what is switched off needs no threshold");
+	good("", EPP, "roles' words");
+	ok(cfg.role_vocabulary == KVP_ROLES_DYN && !strcmp(cfg.worker_role_label, "nvidia.com/role"),
+		"are dyn's by default");
+	good("", EPP ";KVPICK_EPP_ROLE_VOCABULARY=llmd", "llm-d's words");
+	is_str(cfg.worker_role_label, "llm-d.ai/role", "come with llm-d's label");
+	good("", EPP ";KVPICK_EPP_ROLE_VOCABULARY=llmd;DYN_EPP_ROLE_LABEL=a/b", "unless another one");
+	is_str(cfg.worker_role_label, "a/b", "is set, by either name");
+	good("", EPP ";KVPICK_EPP_ROLE_VOCABULARY=llmd;DYN_EPP_WORKER_ROLE_LABEL=nvidia.com/role", "or the");
+	is_str(cfg.worker_role_label, "nvidia.com/role", "default itself");
+	BAD("", EPP ";KVPICK_EPP_ROLE_VOCABULARY=llm-d", "ROLE_VOCABULARY;dyn, llmd");
+}
+
 static void json_form(void)
 {
 #define J "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG="
@@ -346,6 +374,16 @@ static void json_form(void)
 	good("", J "{\"eff_isl_threshold\":10};DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_THRESHOLD=20",
 		"JSON and variable");
 	is_u64(cfg.conditional_disagg_eff_isl, 20, "the single variable wins");
+	good("",
+		J "{\"policy\":\"non_cached_tokens\",\"non_cached_tokens\":512,"
+		  "\"max_local_prefill_length\":null};DYN_ROUTER_CONDITIONAL_DISAGG=true",
+		"the thresholds of other pickers");
+	ok(cfg.conditional_disagg_policy == KVP_COND_NON_CACHED_TOKENS &&
+			cfg.conditional_disagg_non_cached == 512 &&
+			cfg.conditional_disagg_local_max == KVP_CONFIG_UNSET,
+		"are set; null leaves a number without default alone");
+	BAD("", J "{\"eff_isl_threshold\":null}", "eff_isl_threshold");
+	BAD("", J "{\"non_cached_tokens\":-1}", "non_cached_tokens;-1");
 	BAD("", J "{\"nope\":1}", "nope;unknown member");
 	BAD("", J "{\"eff_isl_threshold\":\"10\"}", "eff_isl_threshold;wrong type");
 	BAD("", J "{\"policy\":5}", "policy;wrong type");
@@ -529,6 +567,7 @@ int main(void)
 	refused_and_ignored();
 	aliases();
 	rules();
+	other_pickers();
 	json_form();
 	texts();
 	memory_file();

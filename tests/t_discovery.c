@@ -271,42 +271,107 @@ static void mapping(void)
 	kvp_wrec_free(&rec);
 }
 
-static void roles(void)
+#define LABELLED(key) POD("\"app\":\"x\",\"" key "\":\"%s\"", "\"podIP\":\"10.0.0.1\"," READY)
+
+/* pod_with writes a pod with a role label; "<absent>": without one. */
+static const char *pod_with(const char *form, const char *value)
 {
-	static const struct {
-		const char *value;
-		enum kvp_pod_why why;
-		enum kvp_part_role role;
-	} v[] = {
-		{"prefill", KVP_POD_IS_WORKER, KVP_PART_PREFILL},
-		{"decode", KVP_POD_IS_WORKER, KVP_PART_DECODE},
-		{" Decode ", KVP_POD_IS_WORKER, KVP_PART_DECODE},
-		{"PREFILL", KVP_POD_IS_WORKER, KVP_PART_PREFILL},
-		{"", KVP_POD_ROLE_INVALID, 0},
-		{"encode", KVP_POD_ROLE_INVALID, 0},
-		{"aggregated", KVP_POD_ROLE_INVALID, 0},
-		{"both", KVP_POD_ROLE_INVALID, 0},
-		{"prefill-decode", KVP_POD_ROLE_INVALID, 0},
-		{"worker", KVP_POD_ROLE_INVALID, 0},
-		{" Prefil ", KVP_POD_ROLE_INVALID, 0},
-	};
-	char text[512];
+	static char text[512];
+	snprintf(text, sizeof(text), strcmp(value, "<absent>") ? form : GOOD, value);
+	return text;
+}
+
+/* role_labels: dyn's words. */
+static void roles_dyn(struct kvp_json_val list)
+{
+	uint64_t n = 0;
 	rules_reset();
 	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, PORTS));
-	for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); i++) {
-		snprintf(text, sizeof(text),
-			POD("\"app\":\"x\",\"nvidia.com/role\":\"%s\"", "\"podIP\":\"10.0.0.1\"," READY),
-			v[i].value);
+	for (struct kvp_json_iter i = kvp_json_each(list); kvp_json_next(&i); n++) {
+		const char *value = vec_str(i.val, "value"), *want = vec_str(i.val, "role");
+		const char *text = pod_with(LABELLED("nvidia.com/role"), value);
 		rules.roles = KVP_PODS_BY_LABEL;
 		enum kvp_pod_why why = why_of("p-0", text);
-		ok(why == v[i].why && (why != KVP_POD_IS_WORKER || worker.role == v[i].role),
-			"role label \"%s\": %s", v[i].value, kvp_pod_why_name(why));
-		if (why != KVP_POD_IS_WORKER)
-			is_str(worker.why_text, v[i].value, "told as it is written");
+		is_str(why != KVP_POD_IS_WORKER		  ? kvp_pod_why_name(why)
+			: worker.role == KVP_PART_PREFILL ? "prefill"
+							  : "decode",
+			want, "Roles: trimming and case, reasons distinct: label \"%s\"", value);
+		ok(!worker.has_twin, "Roles: nobody has two of dyn's");
+		if (why == KVP_POD_ROLE_INVALID)
+			is_str(worker.why_text, value, "Roles: invalid values keep their spelling");
 		rules.roles = KVP_PODS_AGGREGATED;
-		ok(why_of("p-0", text) == KVP_POD_IS_WORKER && worker.role == KVP_PART_AGGREGATED,
-			"not read otherwise");
+		ok(why_of("p-0", text) == KVP_POD_IS_WORKER && worker.role == KVP_PART_AGGREGATED &&
+				worker.id == kvp_pod_id("p-0", 3),
+			"Roles: the label is not read in aggregated topology");
 	}
+	is_u64(n, 12, "all role labels were tried");
+}
+
+/* llmd_role_labels: a pod of both roles is a worker in both catalogues, each with an id of its own. */
+static void roles_llmd(struct kvp_json_val list)
+{
+	static const char name[] = "vllm-0";
+	uint64_t n = 0, both = 0, decode = kvp_pod_id(name, 6), prefill_id = kvp_pod_id("vllm-0/prefill", 14);
+	rules_reset();
+	rules.roles = KVP_PODS_BY_LABEL;
+	rules.words = KVP_PODS_LLMD;
+	rules.role_label = "llm-d.ai/role";
+	rules.capacity[KVP_PART_PREFILL].max_num_batched_tokens = 100;
+	rules.capacity[KVP_PART_DECODE].max_num_batched_tokens = 200;
+	for (struct kvp_json_iter i = kvp_json_each(list); kvp_json_next(&i); n++) {
+		const char *value = vec_str(i.val, "value");
+		uint64_t in[KVP_PART_ROLE_CNT] = {0};
+		const char *text = pod_with(LABELLED("llm-d.ai/role"), value);
+		enum kvp_pod_why why = why_of(name, text);
+		ok(why == KVP_POD_IS_WORKER || why == KVP_POD_ROLE_INVALID, "llm-d's label \"%s\": %s", value,
+			kvp_pod_why_name(why));
+		if (why == KVP_POD_ROLE_INVALID)
+			is_str(worker.why_text, value, "told as it is written");
+		for (int more = why == KVP_POD_IS_WORKER; more;) {
+			in[worker.role]++;
+			is_u64(worker.id, worker.role == KVP_PART_DECODE ? decode : prefill_id,
+				"%s: an id for each role", value);
+			is_u64(strtoull(member("worker_id"), NULL, 10), worker.id, "%s: told to the indexer",
+				value);
+			is_str(member("max_num_batched_tokens"),
+				worker.role == KVP_PART_DECODE ? "200" : "100", "%s: the role's capacity",
+				value);
+			ok(!strcmp(member("kv_events_endpoints"), "-") == (worker.role == KVP_PART_DECODE),
+				"%s: events of who prefills", value);
+			more = worker.has_twin;
+			if (more)
+				kvp_pod_twin_of(&rules, &pool, name, pod_bytes(text), &body, &worker);
+		}
+		is_u64(in[KVP_PART_PREFILL], vec_u64(i.val, "prefill_pool"), "%s: in the prefill pool",
+			value);
+		is_u64(in[KVP_PART_DECODE], vec_u64(i.val, "decode_pool"), "%s: in the decode pool", value);
+		both += in[KVP_PART_PREFILL] && in[KVP_PART_DECODE];
+	}
+	is_u64(n, 9, "all labels of llm-d were tried");
+	is_u64(both, 3, "three of them mean both");
+	ok(why_of(name, pod_with(LABELLED("llm-d.ai/role"), " Both ")) == KVP_POD_IS_WORKER &&
+			worker.has_twin,
+		"blanks and case as with dyn's words");
+	ok(why_of(name, pod_with(LABELLED("llm-d.ai/role"), "")) == KVP_POD_ROLE_INVALID,
+		"an empty label is not an absent one");
+	ok(why_of(name, pod_with(LABELLED("nvidia.com/role"), "prefill")) == KVP_POD_IS_WORKER &&
+			worker.role == KVP_PART_DECODE,
+		"and another label is none");
+}
+
+static void roles(void)
+{
+	struct kvp_json *p = kvp_json_new();
+	struct kvp_json_val root = vec_load(p, "disagg.json");
+	roles_dyn(vec_get(root, "role_labels"));
+	roles_llmd(vec_get(root, "llmd_role_labels"));
+	kvp_json_free(p);
+}
+
+static void role_rules(void)
+{
+	rules_reset();
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, PORTS));
 	rules.roles = KVP_PODS_BY_LABEL;
 	ok(why_of("p-0", GOOD) == KVP_POD_ROLE_MISSING, "no role label");
 	ok(why_of("p-0", POD("\"app\":\"x\"", READY)) == KVP_POD_NOT_READY,
@@ -504,6 +569,10 @@ static void settings(void)
 			r.capacity[KVP_PART_PREFILL].max_num_batched_tokens == 200 &&
 			r.capacity[KVP_PART_DECODE].max_num_batched_tokens == 100 && !r.has_decode_events,
 		"roles by label, capacities by role");
+	ok(r.words == KVP_PODS_DYN, "by dyn's words");
+	r = RULES("DYN_EPP_TOPOLOGY_MODE=disaggregated", "KVPICK_EPP_ROLE_VOCABULARY=llmd");
+	ok(r.words == KVP_PODS_LLMD && !strcmp(r.role_label, "llm-d.ai/role"),
+		"or by llm-d's, with its label");
 	r = RULES("DYN_EPP_PREFILL_INFERENCE_POOL_NAME=q", "DYN_ROUTER_CONDITIONAL_DISAGG=true",
 		"KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL=d", "KVPICK_EPP_KV_TRANSFER_ENFORCEMENT=preferred",
 		"KVPICK_EPP_TAINT_LABELS=x,y");
@@ -522,6 +591,7 @@ int main(void)
 	ids();
 	mapping();
 	roles();
+	role_rules();
 	ports();
 	slices();
 	settings();

@@ -52,7 +52,14 @@ enum kvp_config_huge { KVP_HUGE_TRY, KVP_HUGE_OFF };
 enum kvp_config_approx { KVP_APPROX_TTL, KVP_APPROX_LRU };
 enum kvp_config_queue { KVP_QUEUE_FCFS, KVP_QUEUE_LCFS, KVP_QUEUE_WSPT };
 enum kvp_config_affinity { KVP_AFFINITY_HARD, KVP_AFFINITY_SOFT };
-enum kvp_config_cond { KVP_COND_ISL_BOUNDING, KVP_COND_PREFILL_LOAD, KVP_COND_ISL_OR_LOAD };
+enum kvp_config_cond {
+	KVP_COND_ISL_BOUNDING,
+	KVP_COND_PREFILL_LOAD,
+	KVP_COND_ISL_OR_LOAD,
+	KVP_COND_NON_CACHED_TOKENS,
+	KVP_COND_MAX_LOCAL_PREFILL
+};
+enum kvp_config_roles { KVP_ROLES_DYN, KVP_ROLES_LLMD };
 enum kvp_config_topology { KVP_TOPOLOGY_AGGREGATED, KVP_TOPOLOGY_DISAGGREGATED };
 enum kvp_config_tokenizer {
 	KVP_TOK_VLLM_RENDER,

@@ -4,6 +4,7 @@
 #include <kvpick/err.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -86,6 +87,8 @@ void kvp_cfg_derive(struct kvp_config *c)
 	e->decode_max_num_batched_tokens =
 		first_set(c->epp_decode_max_num_batched_tokens, c->epp_max_num_batched_tokens);
 	e->log_level = c->log_level;
+	if (c->role_vocabulary == KVP_ROLES_LLMD && c->source[KVP_CFG_worker_role_label] == KVP_FROM_DEFAULT)
+		snprintf(c->worker_role_label, sizeof(c->worker_role_label), "llm-d.ai/role");
 	derive_sidecar(c);
 }
 
@@ -190,6 +193,24 @@ static void cross_policy_file(const struct kvp_config *c, struct kvp_config_err 
 	free(single);
 }
 
+static void cross_conditional(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	static const char name[] = "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY";
+	int32_t p = c->conditional_disagg_policy;
+	if ((p == KVP_COND_PREFILL_LOAD || p == KVP_COND_ISL_OR_LOAD) &&
+		!kvp_config_has(c->eff.prefill_busy_threshold))
+		kvp_cfg_error(err,
+			"%s by load requires DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD or "
+			"DYN_ROUTER_QUEUE_THRESHOLD",
+			name);
+	if (p == KVP_COND_NON_CACHED_TOKENS && c->conditional_disagg_non_cached == KVP_CONFIG_UNSET)
+		kvp_cfg_error(err, "%s=non_cached_tokens requires %s", name,
+			kvp_config_name(KVP_CFG_conditional_disagg_non_cached));
+	if (p == KVP_COND_MAX_LOCAL_PREFILL && c->conditional_disagg_local_max == KVP_CONFIG_UNSET)
+		kvp_cfg_error(err, "%s=max_local_prefill_length requires %s", name,
+			kvp_config_name(KVP_CFG_conditional_disagg_local_max));
+}
+
 static void cross_scheduling(const struct kvp_config *c, struct kvp_config_err *err)
 {
 	if (kvp_config_has(c->predicted_ttl_secs) && !c->use_kv_events)
@@ -201,11 +222,8 @@ static void cross_scheduling(const struct kvp_config *c, struct kvp_config_err *
 	if (c->track_output_blocks && !c->track_active_blocks)
 		kvp_cfg_error(
 			err, "DYN_ROUTER_TRACK_OUTPUT_BLOCKS requires DYN_ROUTER_TRACK_ACTIVE_BLOCKS=true");
-	if (c->conditional_disagg && c->conditional_disagg_policy != KVP_COND_ISL_BOUNDING &&
-		!kvp_config_has(c->eff.prefill_busy_threshold))
-		kvp_cfg_error(err,
-			"DYN_ROUTER_CONDITIONAL_DISAGG_POLICY by load requires "
-			"DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD or DYN_ROUTER_QUEUE_THRESHOLD");
+	if (c->conditional_disagg)
+		cross_conditional(c, err);
 }
 
 static void need(struct kvp_config_err *err, int given, const char *name, const char *when)

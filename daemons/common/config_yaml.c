@@ -148,15 +148,24 @@ static const struct {
 } json_key[] = {{"policy", KVP_CFG_conditional_disagg_policy},
 	{"eff_isl_threshold", KVP_CFG_conditional_disagg_eff_isl},
 	{"eff_isl_ratio_threshold", KVP_CFG_conditional_disagg_ratio},
+	{"non_cached_tokens", KVP_CFG_conditional_disagg_non_cached},
+	{"max_local_prefill_length", KVP_CFG_conditional_disagg_local_max},
 	{"prefill_busy_threshold", KVP_CFG_prefill_busy_threshold},
 	{"decode_busy_threshold", KVP_CFG_decode_busy_threshold}};
 #define JSON_KEYS                                                                                            \
-	"policy, eff_isl_threshold, eff_isl_ratio_threshold, prefill_busy_threshold, decode_busy_threshold"
+	"policy, eff_isl_threshold, eff_isl_ratio_threshold, non_cached_tokens, "                            \
+	"max_local_prefill_length, prefill_busy_threshold, decode_busy_threshold"
 
 struct json_ctx {
 	struct kvp_config *c;
 	struct kvp_config_err *err;
 };
+
+/* null stands for a number that has no default. */
+static int may_be_null(const struct kvp_cfg_row *r)
+{
+	return r->type == KVP_CFG_INT ? r->udef == KVP_CONFIG_UNSET : !kvp_config_has(r->fdef);
+}
 
 static void json_pair(void *ctx, const char *key, const yaml_event_t *e)
 {
@@ -169,7 +178,7 @@ static void json_pair(void *ctx, const char *key, const yaml_event_t *e)
 			continue;
 		int plain = e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
 		int word = kvp_cfg_row[id].type == KVP_CFG_WORD;
-		if (is_null(e) && !kvp_config_has(kvp_cfg_row[id].fdef))
+		if (is_null(e) && may_be_null(&kvp_cfg_row[id]))
 			return;
 		if (plain == word) {
 			kvp_cfg_error(j->err, "%s: member %s has the wrong type", name, key);

@@ -25,6 +25,7 @@ void kvp_cluster_rules(const struct kvp_config *cfg, struct kvp_pod_rules *out)
 			 : cfg->prefill_pool_name[0] ? KVP_PODS_BY_POOL
 						     : KVP_PODS_BY_LABEL,
 		.model = cfg->model_name,
+		.words = cfg->role_vocabulary == KVP_ROLES_LLMD ? KVP_PODS_LLMD : KVP_PODS_DYN,
 		.role_label = cfg->worker_role_label,
 		.block_size = (uint32_t)cfg->kv_cache_block_size,
 		.event_port = (uint32_t)cfg->epp_kv_event_port,
@@ -85,12 +86,13 @@ static void take_answer(struct kvp_pod_rules *r, const struct kvp_probe_answer *
 		r->total_kv_blocks = a->kv_blocks;
 }
 
-static enum kvp_pod_why worker_of(
-	struct kvp_cluster *c, const char *name, struct kvp_kube_bytes pod, struct kvp_pod_worker *w)
+/* worker_of makes a pod's worker in c->body. told: the rules, with what its engine has said. */
+static enum kvp_pod_why worker_of(struct kvp_cluster *c, const char *name, struct kvp_kube_bytes pod,
+	struct kvp_pod_rules *told, struct kvp_pod_worker *w)
 {
 	const struct kvp_ipool *prefill = c->pool_cnt > 1 ? &c->pool[1].pool : NULL;
-	enum kvp_pod_why why =
-		kvp_pod_worker_of(&c->rules, &c->pool[0].pool, prefill, name, pod, &c->body, w);
+	*told = c->rules;
+	enum kvp_pod_why why = kvp_pod_worker_of(told, &c->pool[0].pool, prefill, name, pod, &c->body, w);
 	if (!c->probes)
 		return why;
 	if (why != KVP_POD_IS_WORKER) {
@@ -100,9 +102,8 @@ static enum kvp_pod_why worker_of(
 	const struct kvp_probe_answer *a = kvp_probe_get(c->probes, name, w->ip, w->port);
 	if (!a)
 		return why; /* registered as the settings say, until it is known better */
-	struct kvp_pod_rules told = c->rules;
-	take_answer(&told, a);
-	return kvp_pod_worker_of(&told, &c->pool[0].pool, prefill, name, pod, &c->body, w);
+	take_answer(told, a);
+	return kvp_pod_worker_of(told, &c->pool[0].pool, prefill, name, pod, &c->body, w);
 }
 
 static void say_excluded(enum kvp_pod_why why, const char *name, const struct kvp_pod_worker *w)
@@ -122,16 +123,9 @@ struct picture {
 	int rc;
 };
 
-static void add_pod(void *ctx, const char *name, struct kvp_kube_bytes pod)
+/* add_worker adds what is in the body. */
+static void add_worker(struct picture *p, const struct kvp_pod_worker *w)
 {
-	struct picture *p = ctx;
-	struct kvp_pod_worker w;
-	enum kvp_pod_why why = worker_of(p->c, name, pod, &w);
-	p->c->why[why]++;
-	if (why != KVP_POD_IS_WORKER) {
-		say_excluded(why, name, &w);
-		return;
-	}
 	char *json = malloc(p->c->body.len + 1);
 	if (!json || kvp_jw_done(&p->c->body) || p->cnt == p->cap) {
 		free(json);
@@ -139,13 +133,32 @@ static void add_pod(void *ctx, const char *name, struct kvp_kube_bytes pod)
 		return;
 	}
 	memcpy(json, p->c->body.buf, p->c->body.len);
-	p->want[p->cnt++] = (struct kvp_catalog_want){w.id, json, (uint32_t)p->c->body.len, w.role};
+	p->want[p->cnt++] = (struct kvp_catalog_want){w->id, json, (uint32_t)p->c->body.len, w->role};
+}
+
+static void add_pod(void *ctx, const char *name, struct kvp_kube_bytes pod)
+{
+	struct picture *p = ctx;
+	struct kvp_pod_rules told;
+	struct kvp_pod_worker w;
+	enum kvp_pod_why why = worker_of(p->c, name, pod, &told, &w);
+	p->c->why[why]++;
+	if (why != KVP_POD_IS_WORKER) {
+		say_excluded(why, name, &w);
+		return;
+	}
+	add_worker(p, &w);
+	if (!w.has_twin)
+		return;
+	kvp_pod_twin_of(&told, &p->c->pool[0].pool, name, pod, &p->c->body, &w);
+	add_worker(p, &w);
 }
 
 /* Everything anew, from lists that are complete. */
 static void make_picture(struct kvp_cluster *c)
 {
-	struct picture p = {.c = c, .cap = kvp_kube_count(c->pods)};
+	uint32_t each = c->rules.words == KVP_PODS_LLMD ? 2 : 1; /* workers of a pod */
+	struct picture p = {.c = c, .cap = each * kvp_kube_count(c->pods)};
 	uint64_t twice = 0;
 	c->is_picture_due = 0;
 	if (!is_known(c))
@@ -181,23 +194,47 @@ static int digest_pod(void *ctx, int which, struct kvp_json_val obj, struct kvp_
 	return kvp_pod_digest(obj, out);
 }
 
+/* put_worker makes what is in the body the worker that is wanted; returns its id. */
+static uint64_t put_worker(struct kvp_cluster *c, const struct kvp_pod_worker *w)
+{
+	struct kvp_catalog_want want = {w->id, c->body.buf, (uint32_t)c->body.len, w->role};
+	if (kvp_jw_done(&c->body) || kvp_catalog_put(c->cfg.catalog, &want))
+		c->is_picture_due = 1;
+	return w->id;
+}
+
+/* drop_others drops the workers that a pod may have been in another role. */
+static void drop_others(struct kvp_cluster *c, const char *name, const uint64_t *id, uint32_t cnt)
+{
+	static const enum kvp_part_role role[] = {KVP_PART_PREFILL, KVP_PART_DECODE};
+	for (int i = 0; i < 2; i++) {
+		uint64_t old = kvp_pod_role_id(&c->rules, name, role[i]);
+		if ((cnt < 1 || old != id[0]) && (cnt < 2 || old != id[1]))
+			kvp_catalog_drop(c->cfg.catalog, old);
+	}
+}
+
 /* In the middle of a list nothing is done: its end makes a picture. */
 static void update_pod(struct kvp_cluster *c, const char *name, struct kvp_kube_bytes is)
 {
-	struct kvp_pod_worker w = {.id = kvp_pod_id(name, strlen(name))};
+	struct kvp_pod_rules told;
+	struct kvp_pod_worker w = {.why_text = ""};
+	uint64_t id[2];
+	uint32_t cnt = 0;
 	if (c->probes && !is.p)
 		kvp_probe_drop(c->probes, name);
 	if (kvp_kube_is_listing(c->pods) || c->is_picture_due || !is_known(c) || !is_valid(c))
 		return;
-	enum kvp_pod_why why = is.p ? worker_of(c, name, is, &w) : KVP_POD_NOT_READY;
-	if (why != KVP_POD_IS_WORKER) {
+	enum kvp_pod_why why = is.p ? worker_of(c, name, is, &told, &w) : KVP_POD_NOT_READY;
+	if (why == KVP_POD_IS_WORKER)
+		id[cnt++] = put_worker(c, &w);
+	else
 		say_excluded(why, name, &w);
-		kvp_catalog_drop(c->cfg.catalog, w.id);
-		return;
+	if (cnt && w.has_twin) {
+		kvp_pod_twin_of(&told, &c->pool[0].pool, name, is, &c->body, &w);
+		id[cnt++] = put_worker(c, &w);
 	}
-	struct kvp_catalog_want want = {w.id, c->body.buf, (uint32_t)c->body.len, w.role};
-	if (kvp_jw_done(&c->body) || kvp_catalog_put(c->cfg.catalog, &want))
-		c->is_picture_due = 1;
+	drop_others(c, name, id, cnt);
 }
 
 /* One pod came, changed or went. */

@@ -245,6 +245,15 @@ uint64_t kvp_pod_id(const char *name, size_t len)
 	return (v[0] ^ v[1] ^ v[2] ^ v[3]) & 0x001fffffffffffffull;
 }
 
+uint64_t kvp_pod_role_id(const struct kvp_pod_rules *r, const char *name, enum kvp_part_role role)
+{
+	char text[KVP_KUBE_NAME_MAX + 16];
+	if (r->roles != KVP_PODS_BY_LABEL || r->words != KVP_PODS_LLMD || role != KVP_PART_PREFILL)
+		return kvp_pod_id(name, strlen(name));
+	int n = snprintf(text, sizeof(text), "%s/prefill", name);
+	return kvp_pod_id(text, (size_t)n < sizeof(text) ? (size_t)n : sizeof(text) - 1);
+}
+
 const char *kvp_pod_why_name(enum kvp_pod_why w)
 {
 	static const char *const name[] = {"worker", "not_ready", "not_selected", "port_inactive",
@@ -292,24 +301,42 @@ static int is_selected(const struct pod *p, const struct kvp_ipool *pool)
 	return 1;
 }
 
-static enum kvp_pod_why role_by_label(
-	const struct kvp_pod_rules *r, const struct pod *p, struct kvp_pod_worker *out)
+enum { PREFILLS = 1, DECODES = 2 };
+
+/* What a word of the label means; the first DYN_WORDS are those of both vocabularies. */
+#define DYN_WORDS 2
+static const struct {
+	const char *word;
+	unsigned does;
+} role_word[] = {{"prefill", PREFILLS}, {"decode", DECODES}, {"prefill-decode", PREFILLS | DECODES},
+	{"both", PREFILLS | DECODES}, {"encode-prefill", PREFILLS},
+	{"encode-prefill-decode", PREFILLS | DECODES}};
+
+static unsigned read_role(enum kvp_pod_words words, const char *s)
 {
 	static const char blank[] = " \t\r\n\v\f";
-	const char *s = label(p, r->role_label);
-	if (!s)
-		return KVP_POD_ROLE_MISSING;
-	snprintf(out->why_text, sizeof(out->why_text), "%s", s);
+	size_t cnt = words == KVP_PODS_LLMD ? sizeof(role_word) / sizeof(role_word[0]) : DYN_WORDS;
 	s += strspn(s, blank);
 	size_t n = strlen(s);
 	while (n && strchr(blank, s[n - 1]))
 		n--;
-	if (n == 7 && strncasecmp(s, "prefill", n) == 0)
-		out->role = KVP_PART_PREFILL;
-	else if (n == 6 && strncasecmp(s, "decode", n) == 0)
-		out->role = KVP_PART_DECODE;
-	else
-		return KVP_POD_ROLE_INVALID;
+	for (size_t i = 0; i < cnt; i++)
+		if (strlen(role_word[i].word) == n && strncasecmp(s, role_word[i].word, n) == 0)
+			return role_word[i].does;
+	return 0;
+}
+
+static enum kvp_pod_why role_by_label(
+	const struct kvp_pod_rules *r, const struct pod *p, struct kvp_pod_worker *out)
+{
+	const char *s = label(p, r->role_label);
+	unsigned does = s ? read_role(r->words, s) : r->words == KVP_PODS_LLMD ? DECODES : 0;
+	if (s)
+		snprintf(out->why_text, sizeof(out->why_text), "%s", s);
+	if (!does)
+		return s ? KVP_POD_ROLE_INVALID : KVP_POD_ROLE_MISSING;
+	out->role = does & DECODES ? KVP_PART_DECODE : KVP_PART_PREFILL;
+	out->has_twin = does == (PREFILLS | DECODES);
 	return KVP_POD_IS_WORKER;
 }
 
@@ -467,7 +494,7 @@ enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct k
 {
 	struct pod p;
 	struct ranks k;
-	*out = (struct kvp_pod_worker){.id = kvp_pod_id(name, strlen(name))};
+	*out = (struct kvp_pod_worker){.role = KVP_PART_AGGREGATED};
 	if (!read_pod(bytes, &p))
 		return KVP_POD_NOT_READY;
 	enum kvp_pod_why why = find_role(r, &pool, prefill, &p, out);
@@ -475,10 +502,23 @@ enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct k
 		return why;
 	if (!find_ranks(r, pool, &p, &k))
 		return KVP_POD_PORT_OFF;
+	out->id = kvp_pod_role_id(r, name, out->role);
 	out->ip = p.ip;
 	out->port = (uint16_t)k.port;
 	put_worker(w, r, &p, &k, out);
 	return KVP_POD_IS_WORKER;
+}
+
+void kvp_pod_twin_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool, const char *name,
+	struct kvp_kube_bytes bytes, struct kvp_jw *w, struct kvp_pod_worker *out)
+{
+	struct pod p;
+	struct ranks k;
+	out->role = KVP_PART_PREFILL;
+	out->id = kvp_pod_role_id(r, name, out->role);
+	out->has_twin = 0;
+	if (read_pod(bytes, &p) && find_ranks(r, pool, &p, &k))
+		put_worker(w, r, &p, &k, out);
 }
 
 /* ---- slices: family, then "s" or "-" and the address, for each ---- */

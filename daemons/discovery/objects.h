@@ -69,6 +69,11 @@ enum kvp_pod_roles {
 	KVP_PODS_BY_POOL     /* a pool of decode workers and one of prefill workers */
 };
 
+enum kvp_pod_words {
+	KVP_PODS_DYN, /* the label says prefill or decode; a pod without it is none of them */
+	KVP_PODS_LLMD /* llm-d's words, some of which mean both; a pod without the label decodes */
+};
+
 struct kvp_pod_capacity {
 	uint64_t max_num_batched_tokens; /* UINT64_MAX = not told */
 };
@@ -76,6 +81,7 @@ struct kvp_pod_capacity {
 /* Everything beside the pod itself that makes a worker of it. */
 struct kvp_pod_rules {
 	enum kvp_pod_roles roles;
+	enum kvp_pod_words words; /* BY_LABEL */
 	const char *model, *role_label;
 	uint32_t block_size;
 	uint32_t event_port, replay_port, stride; /* replay_port 0 = none */
@@ -94,10 +100,15 @@ struct kvp_pod_rules {
 struct kvp_pod_worker {
 	uint64_t id;
 	enum kvp_part_role role;
+	int has_twin;	   /* the pod decodes and prefills: this is the decode worker */
 	char why_text[96]; /* of the role label, as it is written */
 	const char *ip;	   /* in the pod's bytes */
 	uint16_t port;	   /* of its first rank */
 };
+
+/* kvp_pod_role_id is the worker id of a pod in a role. Where a pod may have two, the id of the prefill worker
+ * is that of <name>/prefill, which is no pod's name; else both ids are the pod's. */
+uint64_t kvp_pod_role_id(const struct kvp_pod_rules *r, const char *name, enum kvp_part_role role);
 
 /* kvp_pod_worker_of makes the WorkerRequest of a pod.
  *
@@ -107,6 +118,11 @@ struct kvp_pod_worker {
 enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool,
 	const struct kvp_ipool *prefill, const char *name, struct kvp_kube_bytes pod, struct kvp_jw *w,
 	struct kvp_pod_worker *out);
+
+/* kvp_pod_twin_of makes the WorkerRequest of the prefill worker of a pod whose decode worker has a twin: the
+ * same arguments as there, out as it was told. */
+void kvp_pod_twin_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool, const char *name,
+	struct kvp_kube_bytes pod, struct kvp_jw *w, struct kvp_pod_worker *out);
 
 /* ---- endpoint slices ---- */
 
