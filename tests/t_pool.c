@@ -20,6 +20,8 @@ static struct kvp_geom geom = {.slot_max = 8,
 
 static const char *record = "{}"; /* of the workers put next */
 
+static enum kvp_part_role role_put; /* and their role */
+
 static void put(struct kvp_cat_writer *w, uint64_t id, const char *endpoint, const char *model,
 	enum kvp_lifecycle life, uint32_t ranks)
 {
@@ -28,6 +30,7 @@ static void put(struct kvp_cat_writer *w, uint64_t id, const char *endpoint, con
 	memset(&info, 0, sizeof(info));
 	info.worker_id = id;
 	info.lifecycle = life;
+	info.role = role_put;
 	info.size = ranks;
 	info.endpoint_len = (uint32_t)snprintf(info.endpoint, sizeof(info.endpoint), "%s", endpoint);
 	info.model_len = (uint32_t)snprintf(info.model, sizeof(info.model), "%s", model);
@@ -62,6 +65,64 @@ static const char *domain_text(struct kvp_pool *p, uint64_t of, const struct kvp
 	for (uint32_t i = 0; i < n; i++)
 		len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%d", i ? "," : "", (int)ids[i]);
 	return text;
+}
+
+/* counts gives the workers of the three roles, as the next request sees them. */
+static const char *counts(struct kvp_pool p[KVP_PART_ROLE_CNT])
+{
+	static char text[64];
+	for (int i = 0; i < KVP_PART_ROLE_CNT; i++)
+		if (kvp_pool_refresh(&p[i]))
+			return "error";
+	snprintf(text, sizeof(text), "%u %u %u", p[0].cnt, p[KVP_PART_PREFILL].cnt, p[KVP_PART_DECODE].cnt);
+	return text;
+}
+
+static void as(struct kvp_cat_writer *w, uint64_t id, enum kvp_part_role role, enum kvp_lifecycle life)
+{
+	char at[32];
+	role_put = role;
+	snprintf(at, sizeof(at), "10.0.2.%d:80", (int)id);
+	put(w, id, at, "m", life, 1);
+	role_put = KVP_PART_AGGREGATED;
+}
+
+/* Whether a role has a worker is asked for every request. */
+static void role_counters(struct kvp_cat_writer *w)
+{
+	struct kvp_pool p[KVP_PART_ROLE_CNT];
+	uint32_t idx;
+	for (int i = 0; i < KVP_PART_ROLE_CNT; i++)
+		kvp_pool_open(&p[i], &w->cat, (enum kvp_part_role)i, (struct kvp_str){"m", 1},
+			(struct kvp_str){"default", 7});
+	is_str(counts(p), "0 0 0", "Roles: counters: nobody is there");
+	as(w, 31, KVP_PART_PREFILL, KVP_LIFE_SCHEDULABLE);
+	is_str(counts(p), "0 1 0", "Roles: counters independent: a prefill worker comes");
+	as(w, 32, KVP_PART_DECODE, KVP_LIFE_SCHEDULABLE);
+	as(w, 33, KVP_PART_DECODE, KVP_LIFE_SCHEDULABLE);
+	is_str(counts(p), "0 1 2", "Roles: counters independent: two decode workers come");
+	as(w, 34, KVP_PART_AGGREGATED, KVP_LIFE_SCHEDULABLE);
+	is_str(counts(p), "1 1 2", "Roles: counters independent: one without a role comes");
+	as(w, 33, KVP_PART_DECODE, KVP_LIFE_SCHEDULABLE);
+	is_str(counts(p), "1 1 2", "Roles: counters: who comes twice counts once");
+	as(w, 33, KVP_PART_PREFILL, KVP_LIFE_SCHEDULABLE);
+	is_str(counts(p), "1 2 1",
+		"Roles: counters independent: a relabelled one leaves a role for the other");
+	as(w, 31, KVP_PART_PREFILL, KVP_LIFE_DRAINING);
+	is_str(counts(p), "1 1 1", "Roles: counters independent: one that drains counts no more");
+	drop(w, 31);
+	is_str(counts(p), "1 1 1", "Roles: counters saturating: and is not taken off again when it goes");
+	drop(w, 33);
+	is_str(counts(p), "1 0 1", "Roles: counters independent: the last prefill worker goes");
+	ok(kvp_cat_worker_find(&w->cat, 33, &idx) == KVP_ERR_NOTFOUND, "Roles: counters: it can't go twice");
+	kvp_cat_worker_find(&w->cat, 32, &idx);
+	drop(w, 32);
+	ok(kvp_cat_w_worker_drop(w, idx) != KVP_OK, "Roles: counters: nor can the record of before");
+	is_str(counts(p), "1 0 0", "Roles: counters saturating: no role is below nothing");
+	drop(w, 34);
+	is_str(counts(p), "0 0 0", "Roles: counters independent: and nobody is left");
+	for (int i = 0; i < KVP_PART_ROLE_CNT; i++)
+		kvp_pool_close(&p[i]);
 }
 
 static void domains(struct kvp_cat_writer *w, struct kvp_pool *p)
@@ -202,6 +263,9 @@ int main(void)
 		drop(&w, i);
 	domains(&w, &p);
 	kvp_pool_close(&p);
+	for (uint64_t i = 20; i < 25; i++)
+		drop(&w, i);
+	role_counters(&w);
 	kvp_cat_w_close(&w);
 	return done();
 }
