@@ -218,6 +218,52 @@ def roles_missing():
             end(node, envoy, f"roles that are missing, enforce {enforce}")
 
 
+def lost(node, envoy, busy):
+    """The decode worker of a request that waits for prefill goes: the plan begins anew with those that are there, once."""
+    def decode_at(wid):
+        node.write([(1, "prefill", "10.0.0.21:8000", LIMITED), (wid, "decode", f"10.0.0.{wid}:8000", LIMITED)])
+        node.settled()
+
+    def waiting(n):
+        before = set(node.ids())
+        s = ask(envoy, prompt(n, 5))
+        wait_for(lambda: [i for i in set(node.ids()) - before if uuid_of(i)[1] == "decode"])
+        return s, uuid_of(next(i for i in set(node.ids()) - before if uuid_of(i)[1] == "decode"))[0]
+    decode_at(9)
+    undone = node.plan("undone")
+    first = busy(51)
+    s, plan = waiting(70)
+    decode_at(10)
+    tap.ok(s.silent(), "a decode worker that goes while prefill is waited for: nothing is said yet")
+    first.reset()
+    head = s.reply()
+    tap.same(head.set, {DEST: "10.0.0.10:8000", PREFILLER: "10.0.0.21:8000"},
+             "Paired booking: a worker that goes before the answer: the plan begins anew")
+    tap.ok(node.plan("undone") >= undone + 1, "what stood of it is freed first", node.plan("undone"))
+    ids = [uuid_of(i) for i in node.ids()]
+    tap.ok([r for _, r in ids] == ["decode", "prefill"] and plan not in [p for p, _ in ids],
+           "the second plan has an id of its own", (plan, ids))
+    tap.same(node.plan("restarted"), 1, "counted")
+    s.reset()
+    idle(node, "a plan that began anew")
+    # lost twice: s begins anew behind another one, whose end finds its second decode worker gone, too
+    first = busy(52)
+    s, _ = waiting(71)
+    decode_at(11)
+    other, _ = waiting(72)
+    first.reset()
+    head = other.reply()
+    tap.same(head.set, {DEST: "10.0.0.11:8000", PREFILLER: "10.0.0.21:8000"}, "who waited behind it goes first")
+    tap.ok(wait_for(lambda: node.plan("restarted") == 2) and s.silent(), "the plan that began anew waits again")
+    wait_for(lambda: requests(node, "decode") == 2)
+    decode_at(12)
+    other.reset()
+    head = s.reply()
+    tap.same((head.kind, head.status, head.text), ("immediate", 503, "no decode endpoints available"),
+             "Paired booking: a plan that lost a worker twice is refused, though there is another one")
+    tap.same((node.plan("restarted"), node.counter("pick_vanished_total")), (2, 1), "counted")
+
+
 def waits():
     """A prefill role that is busy: the decode leg is booked, the request waits, and ends in every way."""
     queue = QUEUE
@@ -249,18 +295,7 @@ def waits():
         first.reset()
         late[0].reset()
         idle(node, "who waited")
-        # the decode worker of a waiting request goes: nothing is published
-        first = busy(51)
-        s = ask(envoy, prompt(70, 5))
-        wait_for(lambda: requests(node, "decode") == 2)
-        held = {w: x[2] for w, x in node.roles_load().items() if node.roles[w] == "decode"}
-        node.write([w for w in pool if w[1] == "prefill"] + [(9, "decode", "10.0.0.9:8000", LIMITED)])
-        node.settled()
-        first.reset()
-        head = s.reply()
-        tap.same((head.kind, head.status, head.text), ("immediate", 503, "no decode endpoints available"),
-                 f"its decode worker went before the prefill worker was free: no half plan is shown {held}")
-        tap.ok(node.plan("undone") >= 1, "what was booked is undone", node.plan("undone"))
+        lost(node, envoy, busy)
         end(node, envoy, "a lost decode worker")
     for enforce in ("true", "false"):
         with Disagg(RENDERER, pool, env={**queue, "KVPICK_EPP_SELECTION_DEADLINE_MS": "300",

@@ -23,7 +23,7 @@ struct saga {
 	uint64_t ticket[KVP_PLAN_LEGS], booking[KVP_PLAN_LEGS], worker[KVP_PLAN_LEGS];
 	int booked[KVP_PLAN_LEGS]; /* this test's ledger: booked and not freed */
 	uint32_t tok;
-	uint32_t shown, refused, prefilled;
+	uint32_t shown, refused, prefilled, restarted;
 };
 
 static struct kvp_selection *node;
@@ -31,6 +31,7 @@ static struct saga saga[AT_ONCE];
 static struct kvp_rng rng;
 static uint32_t token[64];
 static uint32_t begun, shown, half, twice, unknown, lost, cancelled, failed, late, pairs, locals, handoffs;
+static uint32_t restarted, shown_again;
 
 static struct kvp_str str(const char *s)
 {
@@ -152,6 +153,7 @@ static void on_publish(void *ctx)
 	int is_pair = s->plan.form != KVP_PLAN_LOCAL;
 	s->shown++;
 	shown++;
+	shown_again += s->restarted;
 	pairs += (uint32_t)is_pair;
 	locals += (uint32_t)!is_pair;
 	half += !is_there(s, KVP_PLAN_MAIN) || s->worker[KVP_PLAN_MAIN] <= WORKERS / 2;
@@ -168,6 +170,13 @@ static void on_refuse(void *ctx, enum kvp_plan_fault fault, enum kvp_plan_leg le
 	s->refused++;
 	lost += fault == KVP_PLAN_LOST;
 	half += s->booked[0] || s->booked[1] || s->waits[0] || s->waits[1];
+	/* A plan that lost a worker begins anew, once, with new ids. */
+	if (fault == KVP_PLAN_LOST && !s->restarted) {
+		s->restarted = 1;
+		restarted++;
+		kvp_plan_begin(&s->plan, &ops, s, s->plan.form, leg);
+		return;
+	}
 	/* Every other failed prefill leg is done without. */
 	if (fault == KVP_PLAN_FAILED && leg == KVP_PLAN_PREFILL && s->plan.form != KVP_PLAN_LOCAL &&
 		s->number % 2)
@@ -310,6 +319,9 @@ static void run(void)
 	ok(pairs > SAGAS / 10 && locals > SAGAS / 100 && handoffs > SAGAS / 20,
 		"many were shown and handed off");
 	ok(failed > 100 && late > 100 && cancelled > 100 && lost > 0, "and failed in every way");
+	printf("# begun anew after a loss %u, shown then %u\n", restarted, shown_again);
+	ok(restarted > 0 && shown_again > 0 && shown_again <= restarted,
+		"Paired booking: a plan that lost a worker begins anew, once, and is shown");
 	is_u64(half, 0, "no plan was shown with one leg, none refused with a booking left");
 	is_u64(twice, 0, "every booking was freed once, and no prefill ended twice");
 	is_u64(unknown, 0, "and never refused");

@@ -1,6 +1,6 @@
-/* The vectors about requests in two legs: ledger_traces and conditional_disagg of disagg.json, COND of
- * scheduling.json. A trace is a list of events and the exact list of what is to be done; both orders of
- * asking are replayed. */
+/* The vectors about requests in two legs: ledger_traces, topology_config, conditional_disagg,
+ * llmd_prefix_decider and trtllm_conditional of disagg.json, COND of scheduling.json. A trace is a list of
+ * events and the exact list of what is to be done; both orders of asking are replayed. */
 #include "daemons/common/config.h"
 #include "daemons/extproc/conditional.h"
 #include "daemons/extproc/plan.h"
@@ -196,25 +196,75 @@ static void judge(struct kvp_json_val r, const struct kvp_cond_cfg *cfg, const s
 	ok(fabs(ratio - float_or(r, "ratio", -1)) < 1e-6, "%s %u: their share", name, (unsigned)n);
 }
 
+/* What a decision is about. */
+enum {
+	DISABLED,
+	GATE,
+	TRISTATE,
+	UNKNOWN,
+	QUADRANTS,
+	ZERO,
+	LONGER,
+	EQUAL,
+	RATIO,
+	SMALL,
+	LARGE,
+	SHARE,
+	ABOUTS
+};
+static const char *const about[ABOUTS] = {"disabled", "decode gate", "busy tri-state",
+	"unknown busy falls back to ISL only", "four-quadrant OR table", "zero prompt",
+	"overlap larger than prompt", "equality boundary", "ratio at threshold", "small and mostly cached",
+	"large", "too great a share"};
+
+static int about_of(struct kvp_json_val r, const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in)
+{
+	uint64_t rest = kvp_cond_uncached_tok(in);
+	double ratio = (double)rest / (double)(in->isl_tok ? in->isl_tok : 1);
+	if (three(r, "enabled") == KVP_NO)
+		return DISABLED;
+	if (!strcmp(vec_str(r, "policy"), "decode_busy_veto"))
+		return GATE;
+	if (cfg->policy == KVP_COND_BY_PREFILL_LOAD)
+		return TRISTATE;
+	if (cfg->policy == KVP_COND_BY_EITHER)
+		return in->prefill_busy == KVP_UNSET ? UNKNOWN : QUADRANTS;
+	if (!in->isl_tok || in->hit_tok > in->isl_tok)
+		return in->isl_tok ? LONGER : ZERO;
+	if (rest >= cfg->isl_max_tok)
+		return rest == cfg->isl_max_tok ? EQUAL : LARGE;
+	return fabs(ratio - cfg->ratio_max) < 1e-9 ? RATIO : ratio < cfg->ratio_max ? SMALL : SHARE;
+}
+
 static void decisions(struct kvp_json_val list)
 {
-	uint64_t n = 0;
+	uint64_t n = 0, seen[ABOUTS] = {0};
 	for (struct kvp_json_iter i = kvp_json_each(list); kvp_json_next(&i); n++) {
 		struct kvp_json_val r = i.val;
 		const char *policy = vec_str(r, "policy");
-		struct kvp_cond_cfg cfg = {policy_of(policy), num_or(r, "eff_isl_threshold", 2048),
-			float_or(r, "eff_isl_ratio_threshold", 0.7), KVP_NO};
-		struct kvp_cond_in in = {num_or(r, "prompt_tokens", 0),
-			(uint32_t)num_or(r, "overlap_blocks", 0), (uint32_t)num_or(r, "block_size", 64),
-			three(r, "prefill_busy"), three(r, "decode_busy")};
+		struct kvp_cond_cfg cfg = {.policy = policy_of(policy),
+			.isl_max_tok = num_or(r, "eff_isl_threshold", 2048),
+			.ratio_max = float_or(r, "eff_isl_ratio_threshold", 0.7),
+			.has_decode_gate = KVP_NO};
+		struct kvp_cond_in in = {.isl_tok = num_or(r, "prompt_tokens", 0),
+			.hit_tok = num_or(r, "overlap_blocks", 0) * num_or(r, "block_size", 64),
+			.is_hit_known = KVP_YES,
+			.prefill_busy = three(r, "prefill_busy"),
+			.decode_busy = three(r, "decode_busy")};
 		if (!strcmp(policy, "decode_busy_veto")) {
 			cfg.has_decode_gate =
 				strcmp(vec_str(r, "decode_busy_gate"), "set") ? KVP_NO : KVP_YES;
 			in.isl_tok = three(r, "policy_says_bypass") == KVP_YES ? 0 : 1000000;
 		}
-		judge(r, &cfg, &in, three(r, "enabled") != KVP_NO, three(r, "bypass_remote_prefill"),
-			"decision", n);
+		int of = about_of(r, &cfg, &in);
+		char name[96];
+		seen[of]++;
+		snprintf(name, sizeof(name), "Conditional disagg: %s", about[of]);
+		judge(r, &cfg, &in, three(r, "enabled") != KVP_NO, three(r, "bypass_remote_prefill"), name,
+			n);
 	}
+	for (int i = 0; i < ABOUTS; i++)
+		ok(seen[i] > 0, "Conditional disagg: %s: there is such a row", about[i]);
 	is_u64(n, 29, "all decisions were judged");
 }
 
@@ -226,17 +276,85 @@ static void scheduling_rows(struct kvp_json_val vectors)
 			continue;
 		for (struct kvp_json_iter k = kvp_json_each(vec_get(i.val, "rows")); kvp_json_next(&k); n++) {
 			struct kvp_json_val r = k.val;
-			struct kvp_cond_cfg cfg = {policy_of(vec_str(r, "policy")),
-				num_or(r, "eff_isl_threshold", 0), float_or(r, "ratio_threshold", 0),
-				three(r, "decode_gate_configured")};
-			struct kvp_cond_in in = {num_or(r, "isl_tokens", 0),
-				(uint32_t)num_or(r, "decode_device_overlap_blocks", 0),
-				(uint32_t)num_or(r, "block_size", 0), three(r, "prefill_chosen_worker_busy"),
-				three(r, "decode_busy")};
+			struct kvp_cond_cfg cfg = {.policy = policy_of(vec_str(r, "policy")),
+				.isl_max_tok = num_or(r, "eff_isl_threshold", 0),
+				.ratio_max = float_or(r, "ratio_threshold", 0),
+				.has_decode_gate = three(r, "decode_gate_configured")};
+			struct kvp_cond_in in = {.isl_tok = num_or(r, "isl_tokens", 0),
+				.hit_tok = num_or(r, "decode_device_overlap_blocks", 0) *
+					   num_or(r, "block_size", 0),
+				.is_hit_known = KVP_YES,
+				.prefill_busy = three(r, "prefill_chosen_worker_busy"),
+				.decode_busy = three(r, "decode_busy")};
 			judge(r, &cfg, &in, 1, three(r, "bypass"), "COND", n);
 		}
 	}
 	is_u64(n, 19, "all rows of COND were judged");
+}
+
+/* ---- llmd_prefix_decider, trtllm_conditional: the policies of other pickers ---- */
+
+/* gate judges once more what the policy lets a decode worker do: behind the decode gate only a calm one
+ * does. */
+static void gate(struct kvp_cond_cfg cfg, struct kvp_cond_in in, const char *name, unsigned n)
+{
+	static const enum kvp_tristate busy[] = {KVP_NO, KVP_YES, KVP_UNSET};
+	int is_local = kvp_cond_decide(&cfg, &in) == KVP_COND_LOCAL;
+	cfg.has_decode_gate = KVP_YES;
+	for (int i = 0; i < 3; i++) {
+		in.decode_busy = busy[i];
+		is_u64(kvp_cond_decide(&cfg, &in),
+			!is_local	    ? KVP_COND_REMOTE
+			: busy[i] == KVP_NO ? KVP_COND_LOCAL
+					    : KVP_COND_VETOED,
+			"%s %u: behind the decode gate, busy %d", name, n, busy[i]);
+	}
+}
+
+static void llmd_rows(struct kvp_json_val list)
+{
+	unsigned n = 0;
+	for (struct kvp_json_iter i = kvp_json_each(list); kvp_json_next(&i); n++) {
+		struct kvp_json_val r = i.val;
+		struct kvp_cond_cfg cfg = {
+			.policy = KVP_COND_BY_NON_CACHED, .non_cached_tok = vec_u64(r, "nonCachedTokens")};
+		struct kvp_cond_in in = {.isl_tok = vec_u64(r, "input_tokens"),
+			.hit_tok = vec_u64(r, "hit_prefix_tokens"),
+			.is_hit_known = KVP_YES,
+			.prefill_busy = KVP_UNSET,
+			.decode_busy = KVP_UNSET};
+		is_u64(kvp_cond_decide(&cfg, &in) == KVP_COND_REMOTE, three(r, "disaggregate") == KVP_YES,
+			"llm-d's decider %u: of %u tokens %u are cached, threshold %u", n,
+			(unsigned)in.isl_tok, (unsigned)in.hit_tok, (unsigned)cfg.non_cached_tok);
+		gate(cfg, in, "llm-d's decider", n);
+		in.is_hit_known = KVP_NO;
+		is_u64(kvp_cond_decide(&cfg, &in), KVP_COND_LOCAL,
+			"llm-d's decider %u: not with an unknown prefix", n);
+		in = (struct kvp_cond_in){.isl_tok = 10, .hit_tok = 11, .is_hit_known = KVP_YES};
+		is_u64(kvp_cond_decide(&cfg, &in), KVP_COND_LOCAL,
+			"llm-d's decider %u: more cached than the prompt has", n);
+	}
+	is_u64(n, 7, "all rows of llm-d's decider were judged");
+}
+
+static void trtllm_rows(struct kvp_json_val list)
+{
+	unsigned n = 0;
+	for (struct kvp_json_iter i = kvp_json_each(list); kvp_json_next(&i); n++) {
+		struct kvp_json_val r = i.val;
+		struct kvp_cond_cfg cfg = {.policy = KVP_COND_BY_LENGTH,
+			.local_max_tok = vec_u64(r, "max_local_prefill_length")};
+		struct kvp_cond_in in = {.isl_tok = vec_u64(r, "total"),
+			.hit_tok = vec_u64(r, "match"),
+			.is_hit_known = KVP_YES,
+			.prefill_busy = KVP_UNSET,
+			.decode_busy = KVP_UNSET};
+		is_u64(kvp_cond_decide(&cfg, &in) == KVP_COND_REMOTE, three(r, "need_ctx") == KVP_YES,
+			"TensorRT-LLM's orchestrator %u: of %u tokens %u match, length %u", n,
+			(unsigned)in.isl_tok, (unsigned)in.hit_tok, (unsigned)cfg.local_max_tok);
+		gate(cfg, in, "TensorRT-LLM's orchestrator", n);
+	}
+	is_u64(n, 4, "all rows of TensorRT-LLM's orchestrator were judged");
 }
 
 /* ---- topology_config: the settings that say whether there are roles ---- */
@@ -278,6 +396,8 @@ int main(void)
 	struct kvp_json_val root = vec_load(json, "disagg.json");
 	traces(vec_get(root, "ledger_traces"));
 	decisions(vec_get(root, "conditional_disagg"));
+	llmd_rows(vec_get(root, "llmd_prefix_decider"));
+	trtllm_rows(vec_get(root, "trtllm_conditional"));
 	topology_rows(vec_get(root, "topology_config"));
 	scheduling_rows(vec_get(vec_load(json, "scheduling.json"), "vectors"));
 	kvp_json_free(json);

@@ -2,8 +2,7 @@
 
 uint64_t kvp_cond_uncached_tok(const struct kvp_cond_in *in)
 {
-	uint64_t cached = (uint64_t)in->overlap_blk * in->block_size;
-	return in->isl_tok > cached ? in->isl_tok - cached : 0;
+	return in->isl_tok > in->hit_tok ? in->isl_tok - in->hit_tok : 0;
 }
 
 static int is_short(const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in)
@@ -13,11 +12,47 @@ static int is_short(const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in
 	return rest < cfg->isl_max_tok && ratio < cfg->ratio_max;
 }
 
+/* As llm-d's prefix-based decider: as many uncached tokens as the threshold says are remote. A prompt whose
+ * cached part is not known is local. */
+static int is_mostly_cached(const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in)
+{
+	return !cfg->non_cached_tok || in->is_hit_known == KVP_NO ||
+	       kvp_cond_uncached_tok(in) < cfg->non_cached_tok;
+}
+
+/* As TensorRT-LLM's orchestrator: as many uncached tokens as the length says are local. A prompt of which
+ * nothing is cached is remote, however short it is. */
+static int is_local_length(const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in)
+{
+	return in->hit_tok && kvp_cond_uncached_tok(in) <= cfg->local_max_tok;
+}
+
+int kvp_cond_needs_load(enum kvp_cond_policy p)
+{
+	return p == KVP_COND_BY_PREFILL_LOAD || p == KVP_COND_BY_EITHER;
+}
+
+static int is_local(const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in)
+{
+	int is_busy = in->prefill_busy == KVP_YES;
+	switch (cfg->policy) {
+	case KVP_COND_BY_ISL:
+		return is_short(cfg, in);
+	case KVP_COND_BY_PREFILL_LOAD:
+		return is_busy;
+	case KVP_COND_BY_EITHER:
+		return is_busy || is_short(cfg, in);
+	case KVP_COND_BY_NON_CACHED:
+		return is_mostly_cached(cfg, in);
+	case KVP_COND_BY_LENGTH:
+		return is_local_length(cfg, in);
+	}
+	return 0;
+}
+
 enum kvp_cond_verdict kvp_cond_decide(const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in)
 {
-	int by_isl = cfg->policy != KVP_COND_BY_PREFILL_LOAD && is_short(cfg, in);
-	int by_load = cfg->policy != KVP_COND_BY_ISL && in->prefill_busy == KVP_YES;
-	if (!by_isl && !by_load)
+	if (!is_local(cfg, in))
 		return KVP_COND_REMOTE;
 	return cfg->has_decode_gate == KVP_YES && in->decode_busy != KVP_NO ? KVP_COND_VETOED
 									    : KVP_COND_LOCAL;

@@ -34,6 +34,7 @@
 #include "shm/radix_ahead.h"
 #include <kvpick/clock.h>
 #include <math.h>
+#include <string.h>
 
 #define KVP_EPP_GROUP "default"		       /* routing group of all requests */
 #define KVP_EPP_ID_MAX 64		       /* bytes of a booking's id, a UUID with role and suffix */
@@ -89,6 +90,7 @@ struct kvp_job {
 	char plan_id[KVP_SELECTION_NEW_ID_LEN + 1]; /* not of aggregated ones */
 	struct kvp_leg leg[KVP_PLAN_LEGS];
 	enum kvp_epp_way way;
+	int is_restarted;	   /* this is the second plan, because the first one lost a worker */
 	uint64_t pinned_worker_id; /* PINNED */
 	uint32_t pinned_dp_rank;
 	struct kvp_ask_tokens kept; /* own copy of the tokenizer's answer, for what is asked for again */
@@ -214,6 +216,13 @@ void kvp_epp_job_ended(struct kvp_job *j); /* counts how */
 static inline struct kvp_leg *kvp_epp_main(struct kvp_job *j)
 {
 	return &j->leg[KVP_PLAN_MAIN];
+}
+
+/* Both workers of a pair are one engine, which then needs nobody else to prefill. */
+static inline int kvp_epp_is_one_place(const struct kvp_job *j)
+{
+	return j->plan.form != KVP_PLAN_LOCAL &&
+	       strcmp(j->leg[KVP_PLAN_PREFILL].to, j->leg[KVP_PLAN_MAIN].to) == 0;
 }
 
 /* Nothing of the configuration is overridden. */

@@ -207,13 +207,12 @@ static void specialize(struct kvp_leg *l, struct kvp_select_request *q, char id[
 	}
 }
 
-/* may_ask_again: after this answer the prompt may be needed once more. */
+/* may_ask_again: after this answer the prompt may be needed once more. With roles always: the plan may begin
+ * anew. */
 static int may_ask_again(const struct kvp_job *j, int status)
 {
-	const struct kvp_config *cfg = j->x->boot.config;
-	if (status == KVP_SELECTION_WAIT || j->way == KVP_EPP_PINNED || j->plan.form == KVP_PLAN_CHAIN)
-		return 1;
-	return j->way == KVP_EPP_AGGREGATED ? cfg->epp_fallback_endpoints != 0 : !cfg->enforce_disagg;
+	return status == KVP_SELECTION_WAIT || j->way != KVP_EPP_AGGREGATED ||
+	       j->x->boot.config->epp_fallback_endpoints;
 }
 
 static void ask(struct kvp_leg *l)
@@ -303,20 +302,40 @@ static void on_publish(void *ctx)
 		[KVP_EPP_LOCAL] = KVP_CTR_EPP_PLAN_FALLBACK};
 	struct kvp_job *j = ctx;
 	kvp_hist_add(j->x->boot.ctr, KVP_HIST_EPP_SEL_OK_NS, kvp_clock_mono_ns() - j->select_ns);
-	if (j->way != KVP_EPP_AGGREGATED)
+	if (kvp_epp_is_one_place(j))
+		kvp_epp_count(j->x, KVP_CTR_EPP_PLAN_ONE_PLACE);
+	else if (j->way != KVP_EPP_AGGREGATED)
 		kvp_epp_count(j->x, action[j->way]);
 	kvp_epp_answer(j);
 }
 
 static void begin(struct kvp_job *j, enum kvp_epp_way way);
 
+/* may_restart: the leg's worker went between its booking and the answer, and it is the first time. Who had to
+ * wait without roles has not kept his prompt. */
+static int may_restart(const struct kvp_job *j, enum kvp_plan_fault fault, enum kvp_plan_leg leg)
+{
+	if (fault == KVP_PLAN_LATE || (fault == KVP_PLAN_FAILED && j->leg[leg].why != KVP_CTR_EPP_VANISHED))
+		return 0;
+	return !j->is_restarted && (j->way != KVP_EPP_AGGREGATED || j->x->asked);
+}
+
 /* goes_on begins another plan where one may follow: 1. A decode worker that could not be pinned gives way to
- * a pair; a prefill worker that is not there, or not free, is done without where that is allowed. */
+ * a pair, or to another one that prefills where nobody else shall; a plan that lost a worker begins anew,
+ * once; a prefill worker that is not there, or not free, is done without where that is allowed. */
 static int goes_on(struct kvp_job *j, enum kvp_plan_fault fault, enum kvp_plan_leg leg)
 {
 	int status = j->leg[leg].status;
 	if (j->way == KVP_EPP_PINNED && fault == KVP_PLAN_FAILED) {
-		begin(j, KVP_EPP_REMOTE);
+		const struct kvp_cond_cfg *cond = &j->x->cond;
+		int is_never = cond->policy == KVP_COND_BY_NON_CACHED && !cond->non_cached_tok;
+		begin(j, is_never ? KVP_EPP_LOCAL : KVP_EPP_REMOTE);
+		return 1;
+	}
+	if (may_restart(j, fault, leg)) {
+		j->is_restarted = 1;
+		kvp_epp_count(j->x, KVP_CTR_EPP_PLAN_RESTARTED);
+		begin(j, j->way);
 		return 1;
 	}
 	if (j->way != KVP_EPP_REMOTE || leg != KVP_PLAN_PREFILL || j->x->boot.config->enforce_disagg)
@@ -382,35 +401,43 @@ static int preview(struct kvp_job *j, enum kvp_plan_leg leg, const struct kvp_as
 	return kvp_selection_select(j->x->selection, &q, got);
 }
 
-static uint32_t device_blocks(const struct kvp_select_answer *a)
+static uint32_t device_tokens(const struct kvp_select_answer *a)
 {
 	for (uint32_t i = 0; i < a->overlap.dp_cnt; i++)
-		if (a->overlap.dp_rank[i] == a->dp_rank && a->block_size)
-			return a->overlap.dp_tok[i] / a->block_size;
+		if (a->overlap.dp_rank[i] == a->dp_rank)
+			return a->overlap.dp_tok[i];
 	return 0;
 }
 
-/* is_local asks whether the decode worker that would be chosen had better prefill itself. */
-static int is_local(struct kvp_job *j, const struct kvp_ask_tokens *t)
+/* is_hit_known: what is cached of a prompt is looked up, and it is more than a length. */
+static enum kvp_tristate is_hit_known(const struct kvp_job *j)
+{
+	int is_read = !j->by_length && j->ask.source != KVP_ASK_LOAD_ONLY;
+	return is_read && j->x->boot.config->eff.overlap_score_credit != 0 ? KVP_YES : KVP_NO;
+}
+
+/* who_prefills asks whether the decode worker that would be chosen had better prefill itself. Of one that
+ * can't be previewed nothing is known: by default that is remote. */
+static enum kvp_epp_way who_prefills(struct kvp_job *j, const struct kvp_ask_tokens *t)
 {
 	struct kvp_epp *x = j->x;
 	struct kvp_select_answer got;
 	if (preview(j, KVP_PLAN_MAIN, t, &got) != 200)
-		return 0;
+		return x->cond.policy == KVP_COND_BY_NON_CACHED ? KVP_EPP_LOCAL : KVP_EPP_REMOTE;
 	struct kvp_cond_in in = {.isl_tok = got.isl_tok,
-		.overlap_blk = device_blocks(&got),
-		.block_size = got.block_size,
+		.hit_tok = device_tokens(&got),
+		.is_hit_known = is_hit_known(j),
 		.prefill_busy = KVP_UNSET,
 		.decode_busy = got.decode_busy};
 	j->pinned_worker_id = got.worker_id;
 	j->pinned_dp_rank = got.dp_rank;
-	if (x->cond.policy != KVP_COND_BY_ISL && preview(j, KVP_PLAN_PREFILL, t, &got) == 200)
+	if (kvp_cond_needs_load(x->cond.policy) && preview(j, KVP_PLAN_PREFILL, t, &got) == 200)
 		in.prefill_busy = kvp_score_prefill_busy(got.worker_load.active_prefill_tok,
 			x->boot.config->eff.prefill_busy_threshold, got.worker_load.prefill_capacity_tok);
 	enum kvp_cond_verdict v = kvp_cond_decide(&x->cond, &in);
 	if (v == KVP_COND_VETOED)
 		kvp_epp_count(x, KVP_CTR_EPP_PLAN_VETOED);
-	return v == KVP_COND_LOCAL;
+	return v == KVP_COND_LOCAL ? KVP_EPP_PINNED : KVP_EPP_REMOTE;
 }
 
 void kvp_epp_choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
@@ -419,7 +446,8 @@ void kvp_epp_choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
 	enum kvp_epp_way way = KVP_EPP_AGGREGATED;
 	j->select_ns = kvp_clock_mono_ns();
 	if (x->boot.config->eff.disaggregated)
-		way = x->boot.config->conditional_disagg && is_local(j, t) ? KVP_EPP_PINNED : KVP_EPP_REMOTE;
+		way = x->boot.config->conditional_disagg ? who_prefills(j, t) : KVP_EPP_REMOTE;
+	j->is_restarted = 0;
 	x->tokens = t;
 	begin(j, way);
 	x->tokens = NULL;

@@ -77,11 +77,34 @@ static int open_signals(struct kvp_epp *x)
 	return kvp_loop_watch_fd(x->loop, &x->signals, x->signal_fd, on_signal, x);
 }
 
+/* say_unused names a threshold that is set for a policy that is not in use. */
+static void say_unused(const struct kvp_config *cfg)
+{
+	const struct {
+		enum kvp_config_id id;
+		int32_t policy;
+		uint64_t value;
+	} row[] = {{KVP_CFG_conditional_disagg_non_cached, KVP_COND_NON_CACHED_TOKENS,
+			   cfg->conditional_disagg_non_cached},
+		{KVP_CFG_conditional_disagg_local_max, KVP_COND_MAX_LOCAL_PREFILL,
+			cfg->conditional_disagg_local_max}};
+	int is_on = cfg->eff.disaggregated && cfg->conditional_disagg;
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+		if (row[i].value != KVP_CONFIG_UNSET &&
+			(!is_on || cfg->conditional_disagg_policy != row[i].policy))
+			KVP_LOG_W("extproc.topology", "setting=%s value=%llu effect=%s",
+				kvp_config_name(row[i].id), (unsigned long long)row[i].value,
+				is_on ? "none: another policy decides"
+				      : "none: DYN_ROUTER_CONDITIONAL_DISAGG or the roles are off");
+}
+
 static int open_selection(struct kvp_epp *x)
 {
 	static const enum kvp_cond_policy cond_policy[] = {[KVP_COND_ISL_BOUNDING] = KVP_COND_BY_ISL,
 		[KVP_COND_PREFILL_LOAD] = KVP_COND_BY_PREFILL_LOAD,
-		[KVP_COND_ISL_OR_LOAD] = KVP_COND_BY_EITHER};
+		[KVP_COND_ISL_OR_LOAD] = KVP_COND_BY_EITHER,
+		[KVP_COND_NON_CACHED_TOKENS] = KVP_COND_BY_NON_CACHED,
+		[KVP_COND_MAX_LOCAL_PREFILL] = KVP_COND_BY_LENGTH};
 	const struct kvp_config *cfg = x->boot.config;
 	struct kvp_select_settings set;
 	struct kvp_policy_err why;
@@ -108,7 +131,10 @@ static int open_selection(struct kvp_epp *x)
 	x->cond = (struct kvp_cond_cfg){.policy = cond_policy[cfg->conditional_disagg_policy],
 		.isl_max_tok = cfg->conditional_disagg_eff_isl,
 		.ratio_max = cfg->conditional_disagg_ratio,
+		.non_cached_tok = cfg->conditional_disagg_non_cached,
+		.local_max_tok = cfg->conditional_disagg_local_max,
 		.has_decode_gate = kvp_config_has(cfg->decode_busy_threshold) ? KVP_YES : KVP_NO};
+	say_unused(cfg);
 	if (cfg->eff.disaggregated && kvp_config_has(cfg->predicted_ttl_secs))
 		KVP_LOG_W("extproc.topology", "DYN_ROUTER_PREDICTED_TTL_SECS=%g effect=%s",
 			cfg->predicted_ttl_secs,

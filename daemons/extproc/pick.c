@@ -264,7 +264,7 @@ void kvp_epp_answer(struct kvp_job *j)
 	const struct kvp_leg *l = kvp_epp_main(j), *first = &j->leg[KVP_PLAN_PREFILL];
 	struct kvp_pick_answer a = {.status = 200, .has_booking = 1};
 	char to[KVP_POOL_TEXT * (1 + KVP_EPP_FALLBACK_MAX)], rank[KVP_PLAN_LEGS][16];
-	int is_pair = j->plan.form != KVP_PLAN_LOCAL;
+	int is_pair = j->plan.form != KVP_PLAN_LOCAL && !kvp_epp_is_one_place(j);
 	snprintf(to, sizeof(to), "%s", l->to);
 	/* A pair belongs together: another decode worker would not have been told of it. */
 	if (cfg->epp_fallback_endpoints && j->way == KVP_EPP_AGGREGATED) {
