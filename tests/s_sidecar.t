@@ -358,13 +358,19 @@ def both_legs():
     """What of a request's own fields reaches the engines; the query; a prefill engine at an IPv6 address."""
     hop = [("Connection", "keep-alive, X-Mine"), ("X-Mine", "1"), ("TE", "trailers"), ("Keep-Alive", "9")]
     own = [("authorization", "Bearer k"), ("x-custom", "c"), ("x-gateway-destination-endpoint", "e")]
+    own += [("x-dynamo-routing-mode", "disaggregated")]
     for host in ("127.0.0.1", "::1") if has_ipv6() else ("127.0.0.1",):
         p, d = Engine(vllm_prefill(), host), Engine(vllm_decode())
         s = Sidecar(d.port, "vllm_nixl")
         got = ask(s.port, CHAT, p.authority, headers=hop + own, path="/v1/chat/completions?a=%20&b")
         tap.same(got.status, 200, f"{host}: both legs")
         for name, r in (("prefill", p.requests[0]), ("decode", d.requests[0])):
-            tap.same(r.path, "/v1/chat/completions?a=%20&b", f"{host}: {name} gets path and query")
+            tap.same(
+                (r.method, r.path, r.header("x-prefiller-host-port")),
+                ("POST", "/v1/chat/completions?a=%20&b", None),
+                f"{host}: {name} gets method, path and query, not the prefill header",
+            )
+            tap.same(r.json()["messages"], CHAT["messages"], f"{host}: {name} gets the client's members")
             tap.same([r.header(k) for k, _ in own], [v for _, v in own], f"{host}: {name} gets the client's fields")
             tap.same([r.header(k) for k in ("x-mine", "te", "keep-alive")], [None] * 3, f"{host}: {name}: none of a hop")
             tap.same(r.header("content-type"), "application/json", f"{host}: {name}: JSON")
@@ -528,7 +534,7 @@ def vllm_refused():
     ]
     cases += [
         (f"n={n}", b'{"n":' + n + b"}", 400, "unsupported_pd_variant")
-        for n in (b"2", b"0", b"null", b'"1"', b"true", b"1.0", b"-1", b"1e0")
+        for n in (b"2", b"3", b"0", b"null", b'"1"', b"true", b"1.0", b"-1", b"1e0")
     ]
     for name, body, status, code in cases:
         got = x.ask(body)
@@ -612,7 +618,14 @@ def vllm_prefill_fails():
     )
     prefill_says("speaks something else", lambda e, r: r.conn.send(b"220 smtp\r\n\r\n"), 502, gone)
     prefill_says("is silent", silent, 504, "prefill_upstream_timeout", DYN_SIDECAR_READ_TIMEOUT_MS=200)
-    prefill_says("stalls in its body", stall, 504, "prefill_upstream_timeout", DYN_SIDECAR_READ_TIMEOUT_MS=200)
+    prefill_says("stalls behind its head", stall, 504, "prefill_upstream_timeout", DYN_SIDECAR_READ_TIMEOUT_MS=200)
+    prefill_says(
+        "stalls in its body",
+        lambda e, r: (r.conn.head(200, [], 32), r.conn.send(b'{"kv_tr'), silent(e, r)),
+        504,
+        "prefill_upstream_timeout",
+        DYN_SIDECAR_READ_TIMEOUT_MS=200,
+    )
     prefill_says(
         "dribbles",
         dribble,
@@ -766,7 +779,7 @@ def vllm_aborts():
             c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority} if prefill else {})
             c.head()
             c.chunk()
-            gone(x, c, "client leaves in a stream that is quiet", [x.d], how)
+            gone(x, c, "client leaves in a stream that is quiet: dropping it cancels the engine's work", [x.d], how)
             x.end("abort 4")
         for size in (30_000, 5_000_000):
             x = Pair(vllm_prefill(), silent)
@@ -828,7 +841,12 @@ def sgl_success():
     tap.same(
         (got.status, x.p.generated()[-1].json()["disagg_prefill_dp_rank"]), (200, 3), "the prefill rank is told to both"
     )
-    got = ask(x.port, CHAT)
+    odd = b'{ "n": 2, "rid" : "own","bootstrap_room":7 }'
+    x.d.script = fixed(200, odd, {"x-own": "a"})
+    got = ask(x.port, odd)
+    tap.same(
+        (got.body, got.header("x-own"), x.d.requests[-1].body), (odd, "a", odd), "SGLang: without the header bytes are kept"
+    )
     tap.same(len(x.d.calls("/server_info")), 4, "without the header no server info is asked for")
     x.end("sgl_success")
     if has_ipv6():
@@ -969,10 +987,12 @@ def sgl_failures():
     for name, p, d in (
         ("version", {"version": "0.5.18"}, {}),
         ("decode version", {}, {"version": "x"}),
+        ("mode of prefill", {"mode": "decode"}, {}),
+        ("mode of decode", {}, {"mode": "prefill"}),
         ("port 0", {"port": 0}, {}),
         ("no port", {"port": None}, {}),
     ):
-        x = Pair(sglang("prefill", **p), sglang("decode", **d), "sglang")
+        x = Pair(sglang(**{"mode": "prefill", **p}), sglang(**{"mode": "decode", **d}), "sglang")
         tap.same(x.ask(CHAT).code(), pro, f"SGLang wrong {name}: protocol error")
         tap.same(
             (x.p.generated(), x.d.generated(), aborts(x.p), aborts(x.d)),
@@ -1036,6 +1056,22 @@ def sgl_limits():
         tap.same((got.status, got.code()), (413, "invalid_pd_request"), "a request over 32 MiB: 413 with SGLang's code")
     tap.same((x.p.requests, x.d.requests), ([], []), "and no engine is asked")
     x.end("sgl_limits request")
+    x = sgl_pair(DYN_SIDECAR_CLIENT_BODY_TIMEOUT_MS=300)
+    fields = {"x-prefiller-host-port": x.p.authority}
+    with Client(x.port) as c:
+        c.send("POST", "/v1/chat/completions", b'{"a', fields, length=50)
+        tap.same(c.read().status, 408, "SGLang: a request body that does not come: 408")
+    with Client(x.port) as c:
+        c.sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+            b"x-prefiller-host-port: " + x.p.authority.encode() + b"\r\n\r\nzz\r\n"
+        )
+        tap.same(c.read().status, 400, "SGLang: a request body with bad chunks: 400")
+    for body in (b"{", b"[]", b"", b'{"a":"\xff"}'):
+        got = x.ask(body)
+        tap.same((got.status, got.code()), (400, "invalid_pd_request"), f"SGLang: {body}: 400")
+    tap.same((x.p.requests, x.d.requests), ([], []), "and no engine is asked")
+    x.end("sgl_limits client")
 
 
 def cuts():
@@ -1104,6 +1140,21 @@ def reports():
     x.ask(b'{"messages":[],"n":1}')
     tap.ok(all(b'"n":1' in e.requests[-1].body for e in (x.p, x.d)), "one n stays as it is")
     x.end("reports")
+    other = Engine(vllm_decode())
+    away = {**HANDOFF, "remote_host": other.host, "remote_port": other.port}
+    x = Pair(vllm_prefill(away), vllm_decode(away))
+    tap.same(
+        (x.ask(CHAT, headers={"x-request-id": "own"}).status, other.accepted, len(x.d.requests)),
+        (200, 0, 1),
+        "remote_host and remote_port do not change where decode is",
+    )
+    tap.same(
+        (x.d.requests[0].json()["kv_transfer_params"]["remote_request_id"], x.d.requests[0].header("x-request-id")),
+        (HANDOFF["remote_request_id"], "own"),
+        "the engine's request id is not the client's, both pass unchanged",
+    )
+    x.end("reports handoff")
+    other.close()
     push = {**HANDOFF, "transfer_mode": "push"}
     x = Pair(vllm_prefill(push), silent)
     c = Client(x.port)
@@ -1167,6 +1218,7 @@ def sgl_aborts():
         tap.same(x.s.wait(), 0, "the end waits for the aborts")
         took = time.monotonic() - started
         tap.ok(4.0 < took < 7.5 * SLOW, "at most about 5 s", took)
+        tap.same((aborts(x.p), aborts(x.d)), (1, 1), "forced end: both engines were told to stop")
     x.p.close()
     x.d.close()
 
@@ -1444,8 +1496,9 @@ def drain():
     busy.send("POST", "/v1/chat/completions", STREAM)
     busy.head()
     busy.chunk()
-    late = Client(x.port)
+    late, well = Client(x.port), Client(x.port)
     late.sock.sendall(b"GET /ready HT")
+    well.sock.sendall(b"GET /health HT")
     time.sleep(0.1)
     x.s.signal()
     tap.ok(idle.closed(), "drain: an idle connection closes at once")
@@ -1458,8 +1511,9 @@ def drain():
             return True
 
     tap.ok(wait_for(refused), "drain: the listener is closed")
-    late.sock.sendall(b"TP/1.1\r\nHost: a\r\n\r\n")
-    tap.same(late.read().status, 503, "drain: /ready on a connection that is left is 503")
+    for c, status, path in ((late, 503, "/ready"), (well, 200, "/health")):
+        c.sock.sendall(b"TP/1.1\r\nHost: a\r\n\r\n")
+        tap.same(c.read().status, status, f"drain: {path} on a connection that is left is {status}")
     go.set()
     tap.same((busy.chunk(), busy.chunk()), (b"b", b""), "drain: a running stream finishes")
     tap.same(x.s.wait(), 0, "drain: then the process ends with 0")

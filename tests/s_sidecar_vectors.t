@@ -10,9 +10,9 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 from node import Tap, free_port, wait_for
-from pd import Client, Engine, Sidecar, has_ipv6
+from pd import CHAT, Client, Engine, Pair, Sidecar, ask, fixed, has_ipv6, sglang
 
-tap = Tap()
+tap = Pair.tap = Tap()
 PREFILL, PREFILL6 = "10.42.3.17:8000", "[fd00:10::5]:8000"
 SPECIAL = {"<RID>": "rid", "<ROOM>": "bootstrap_room", "<DISAGG_ID>": "disagg_request_id"}
 
@@ -225,8 +225,99 @@ def run(x):
         side.engine.close()
 
 
+# ---- decisions ----
+
+
+def handoffs(vectors):
+    """9.1.3: what is no handoff never reaches decode."""
+    x = Pair(None, fixed(200, b"{}"))
+    for row in vectors["handoff_validation"]:
+        x.p.script = fixed(200, row["prefill_response"])
+        x.d.requests.clear()
+        got = x.ask(CHAT)
+        seen = [r.json()["kv_transfer_params"] for r in x.d.requests]
+        if row["valid"]:
+            want = (200, None, [row["prefill_response"]["kv_transfer_params"]])
+        else:
+            want = (502, "invalid_prefill_handoff", [])
+        tap.same((got.status, got.code(), seen), want, f"handoff_validation: {row['name']}")
+    x.end("handoff_validation")
+
+
+def gates(vectors):
+    codes = vectors["sampling_gate"]["codes"]
+    for name in ("vllm_nixl", "sglang"):
+        d = Engine(None)
+        if name == "sglang":
+            p = Engine(sglang("prefill", lambda e=d: e))
+            d.script = sglang("decode", lambda e=p: e)
+        else:
+            baseline = next(r for r in vectors["handoff_validation"] if r["valid"])["prefill_response"]
+            p, d.script = Engine(fixed(200, baseline)), fixed(200, b"{}")
+        s = Sidecar(d.port, name)
+        for row in vectors["sampling_gate"][name]:
+            for e in (p, d):
+                e.requests.clear()
+            own = {} if row["n"] == "<absent>" else {"n": row["n"]}
+            got = ask(s.port, {"messages": [], **own}, p.authority)
+            want = (200, None, 2) if row["ok"] else (int(codes[name][0]), codes[name][1], 0)
+            tap.same(
+                (got.status, got.code(), len(p.generated() + d.generated())), want, f"sampling_gate: {name}: n={row['n']!r}"
+            )
+        tap.same(s.stop(), 0, "sampling_gate: ends with 0")
+        p.close()
+        d.close()
+
+
+def bodies(vectors):
+    baseline = next(r for r in vectors["handoff_validation"] if r["valid"])["prefill_response"]
+    for profile, adapter in (("dyn", "vllm_nixl"), ("llmd", None)):
+        x = Pair(fixed(200, baseline), fixed(200, b"{}"), adapter, KVPICK_SIDECAR_PROFILE=profile)
+        for row in vectors["body_derivation"]:
+            x.ask(row["original"])
+            p, d = (e.requests[-1].json() for e in (x.p, x.d))
+            tap.same(p, row["vllm_prefill" if adapter else "llmd_prefill"], f"body_derivation: {profile}: prefill leg")
+            tap.same(d.pop("kv_transfer_params"), baseline["kv_transfer_params"], f"body_derivation: {profile}: handoff")
+            want = {k: v for k, v in row["vllm_decode_minus_handoff"].items() if k != "kv_transfer_params"}
+            tap.same(d, want, f"body_derivation: {profile}: decode leg")
+        x.end("body_derivation")
+
+
+def streams(vectors):
+    """Answers of SGLang's prefill engine; then of its decode engine, which ends first."""
+    good = {s: next(r for r in vectors["sglang_stream_validation"] if r["complete"] and r["streaming"] == s) for s in (False, True)}
+    for row in vectors["sglang_stream_validation"]:
+        kind = "text/event-stream" if row["streaming"] else "application/json"
+        for which in ("prefill", "decode"):
+            said = {w: (row if w == which else good[row["streaming"]])["body"] for w in ("prefill", "decode")}
+            d = Engine(None)
+
+            def prefill(engine, req, text=said["prefill"], late=which == "decode", other=d):
+                if late:
+                    wait_for(lambda: other.answered, 5)
+                    time.sleep(0.02)
+                req.conn.reply(200, text, {"content-type": kind})
+
+            def decode(engine, req, text=said["decode"]):
+                req.conn.reply(200, text, {"content-type": kind})
+                engine.answered = True
+
+            d.answered = False
+            p = Engine(sglang("prefill", script=prefill))
+            d.script = sglang("decode", script=decode)
+            s = Sidecar(d.port, "sglang")
+            got = ask(s.port, {**CHAT, "stream": row["streaming"]}, p.authority)
+            want = (200, said["decode"].encode()) if row["complete"] else (502, "sglang_pd_protocol_error")
+            have = (got.status, got.body if got.status == 200 else got.code())
+            tap.same(have, want, f"sglang_stream_validation: {which} says {row['body']!r}")
+            s.stop()
+            p.close()
+            d.close()
+
+
 with open("tests/vectors/disagg.json", encoding="utf-8") as f:
-    exchanges = json.load(f)["exchanges"]
+    everything = json.load(f)
+    exchanges = everything["exchanges"]
 only = sys.argv[1:]
 for one in exchanges:
     if not only or one["id"] in only:
@@ -235,4 +326,7 @@ for one in exchanges:
         except (OSError, socket.timeout, AssertionError, RuntimeError) as e:
             tap.ok(False, f"{one['id']} runs to its end", repr(e))
 tap.same(len(exchanges), 40, "all 40 exchanges")
+for decide in (handoffs, gates, bodies, streams):
+    if not only or decide.__name__ in only:
+        decide(everything)
 sys.exit(tap.done())

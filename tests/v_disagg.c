@@ -123,7 +123,10 @@ static void headers(struct kvp_json_val all)
 		kvp_json_str(vec_get(it.val, "value"), &v, &n);
 		int got = kvp_target_parse(v, n, &t) == KVP_OK;
 		ok(got == want, "header '%s' is %s", v, want ? "a target" : "none");
-		if (got && want && !strchr(v, '['))
+		/* Leading zeros of the port are not kept. */
+		if (got && want && !strstr(v, ":0"))
+			is_str(t.authority, v, "its text is kept");
+		else if (got && want)
 			ok(strncmp(t.authority, v, strlen(t.host)) == 0, "its host is kept");
 	}
 }
