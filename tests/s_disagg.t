@@ -208,6 +208,9 @@ def roles_missing():
             s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 5))
             tap.same(head.set.get(PREFILLER), "10.0.0.21:8000", "with both roles there is a pair again")
             s.reset()
+            ready = {"prefill": 1, "decode": 1, "aggregated": 0}
+            tap.ok(all(f'kvpick_schedulable_workers{{role="{r}"}} {n}\n' in node.call("GET", "/metrics")[1]
+                       for r, n in ready.items()), "Roles: a gauge for each")
             # a worker that changes its role leaves the one and joins the other
             node.write([(1, "decode", "10.0.0.21:8000"), (7, "prefill", "10.0.0.7:8000")])
             wait_for(lambda: {w["worker_id"]: w["role"] for w in node.table("workers")} == {1: "decode", 7: "prefill"})
@@ -511,6 +514,45 @@ def sagas():
         tap.same(node.ctl("check")[0], 0, "ten thousand sagas: kvpickctl check finds no fault")
 
 
+def role_config():
+    """What the decode leg of a pair does not look at, and what both legs have in common."""
+    engines = [Engine(replay=False) for _ in range(3)]
+    pool = [(*w, {"kv_events_endpoint": e.at}) for w, e in zip((PREFILL[0], *DECODE), engines)]
+    with Disagg(RENDERER, pool, env={"DYN_ROUTER_USE_KV_EVENTS": "true", "DYN_ROUTER_CONDITIONAL_DISAGG": "true",
+                                     "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_THRESHOLD": "0"}) as node:
+        for e in engines:
+            e.subscribed()
+        engines[2].send(0, stored(5, 0, 8))
+        wait_for(lambda: "kvpick_indexer_radix_blocks 8" in node.call("GET", "/metrics")[1])
+        envoy = node.envoy()
+        got = [routed(envoy, COMPLETIONS, prompt(5, 8)) for _ in range(4)]
+        tap.same(sorted(h.destination for _, h, _ in got), ["10.0.0.7:8000"] * 2 + ["10.0.0.8:8000"] * 2,
+                 "Role config: decode override: who holds the prompt is not preferred")
+        tap.same({w: x for w, x in node.roles_load().items() if w != 1}, {7: (0, 16, 2), 8: (0, 16, 2)},
+                 "Role config: decode override: equal prompts share no blocks, and no prompt tokens are counted")
+        tap.same(node.roles_load()[1][1:], (8, 4), "Role config: prefill overrides nothing: there they share them")
+        for s, _, _ in got:
+            s.reset()
+        end(node, envoy, "role config")
+    for e in engines:
+        e.close()
+
+
+def one_place():
+    """A prefill and a decode worker that are one engine: it needs no prefill header."""
+    with Disagg(RENDERER, [(1, "prefill", "10.0.0.7:8000"), DECODE[0]]) as node:
+        envoy = node.envoy()
+        s, head, _ = routed(envoy, COMPLETIONS + [(PREFILLER, "127.0.0.1:9")], prompt(1, 5))
+        tap.same(head.set, {DEST: "10.0.0.7:8000"}, "both workers are one engine: it is the destination, and that is all")
+        tap.ok(PREFILLER in head.removed, "Header injection: absent selection removes")
+        tap.same(node.roles_load(), {1: (20, 5, 1), 7: (0, 5, 1)}, "both are booked")
+        respond(s)
+        close(s)
+        idle(node, "one engine")
+        tap.same((node.plan("one_place"), node.plan("remote")), (1, 0), "counted")
+        end(node, envoy, "one engine")
+
+
 def events():
     """With KV events: the prefill worker that holds the prompt prefills; decode workers tell nothing, and are there."""
     engines = [Engine(replay=False) for _ in range(2)]
@@ -562,7 +604,8 @@ def events():
         tap.ok(wait_for(predicted), "what was just sent is predicted for prefill workers")
         predicted()
         tap.ok(all(h.get(PREFILLER) for h in heads), "and not for decode workers", heads)
-        tap.ok("DYN_ROUTER_PREDICTED_TTL_SECS=600 effect=" in node.log_text(), "of which the log warns")
+        tap.ok("DYN_ROUTER_PREDICTED_TTL_SECS=600 effect=" in node.log_text(),
+               "Role config: predicted TTL cleared for decode only, and config still validates; the log warns")
         end(node, envoy, "KV events of decode workers")
     third.close()
     for e in engines:
@@ -702,8 +745,8 @@ def whole_way():
         way.close()
 
 
-for part in (happy, api, balance, roles_missing, waits, conditional, ranks, domains, sessions, events, replicas, kills, sagas, broken_off,
-             whole_way):
+for part in (happy, api, balance, roles_missing, waits, conditional, ranks, domains, sessions, role_config, one_place,
+             events, replicas, kills, sagas, broken_off, whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()
 sys.exit(tap.done())

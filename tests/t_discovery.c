@@ -281,6 +281,17 @@ static const char *pod_with(const char *form, const char *value)
 	return text;
 }
 
+/* What a label is about, in the words of the specification's list. */
+static const char *about_label(const char *value)
+{
+	if (!strcmp(value, "prefill") || !strcmp(value, "decode"))
+		return "two stages parse";
+	if (!strcmp(value, "aggregated"))
+		return "aggregated does not round-trip";
+	return !strcmp(value, " Decode ") || !strcmp(value, "PREFILL") ? "trimming and case"
+								       : "reasons distinct";
+}
+
 /* role_labels: dyn's words. */
 static void roles_dyn(struct kvp_json_val list)
 {
@@ -295,7 +306,7 @@ static void roles_dyn(struct kvp_json_val list)
 		is_str(why != KVP_POD_IS_WORKER		  ? kvp_pod_why_name(why)
 			: worker.role == KVP_PART_PREFILL ? "prefill"
 							  : "decode",
-			want, "Roles: trimming and case, reasons distinct: label \"%s\"", value);
+			want, "Roles: %s: label \"%s\"", about_label(value), value);
 		ok(!worker.has_twin, "Roles: nobody has two of dyn's");
 		if (why == KVP_POD_ROLE_INVALID)
 			is_str(worker.why_text, value, "Roles: invalid values keep their spelling");
@@ -387,6 +398,20 @@ static void role_rules(void)
 	rules.has_decode_events = 1;
 	why_of("d-0", decode);
 	ok(strcmp(member("kv_events_endpoints"), "-") != 0, "unless they are needed");
+	rules.capacity[KVP_PART_DECODE] = rules.capacity[KVP_PART_PREFILL];
+	why_of("d-0", decode);
+	char whole[1024], without[1024];
+	snprintf(whole, sizeof(whole), "%.*s", (int)body.len, body.buf);
+	why_of("d-0", POD("\"app\":\"x\",\"nvidia.com/role\":\"prefill\"", "\"podIP\":\"10.0.0.1\"," READY));
+	ok(body.len == strlen(whole) && !memcmp(whole, body.buf, body.len),
+		"Role config: only decode changes statically: with its events it is told like prefill");
+	rules.has_decode_events = 0;
+	why_of("d-0", decode);
+	const char *from = strstr(whole, ",\"kv_events_endpoints\""),
+		   *to = strstr(whole, ",\"max_num_batched");
+	snprintf(without, sizeof(without), "%.*s%s", from ? (int)(from - whole) : 0, whole, to ? to : "");
+	ok(body.len == strlen(without) && !memcmp(without, body.buf, body.len),
+		"Role config: only decode changes statically and only use_kv_events");
 	rules.roles = KVP_PODS_BY_POOL;
 	rules.has_decode_events = 0;
 	prefill = pool_of(KVP_IPOOL_V1, SPEC("\"selector\":{\"matchLabels\":{\"kind\":\"pre\"}},",

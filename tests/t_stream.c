@@ -5,6 +5,7 @@
 
 #include <stdarg.h>
 #include <stdlib.h>
+#include <strings.h>
 
 #define S(text) KVP_EXTPROC_STR(text)
 
@@ -21,6 +22,8 @@ struct fake {
 	int64_t kept; /* bytes */
 	int64_t budget;
 	int finished, sent_after_finish, releases, cancels, prefills, picks;
+	/* headers set and removed, set and not overwritten; times that the prefill header was removed */
+	uint32_t both, not_over, strips_prefiller;
 	char *body; /* all request pieces */
 	size_t body_len;
 	int body_ends;
@@ -53,9 +56,17 @@ static void on_send(void *ctx, const struct kvp_extproc_reply *m)
 			m->set_cnt ? m->set[0].value.p : "");
 		return;
 	}
-	for (uint32_t i = 0; i < m->set_cnt; i++)
+	for (uint32_t i = 0; i < m->set_cnt; i++) {
 		n += (size_t)snprintf(text + n, sizeof(text) - n, ",%.*s=%.*s", (int)m->set[i].key.len,
 			m->set[i].key.p, (int)m->set[i].value.len, m->set[i].value.p);
+		f->not_over += m->set[i].append != KVP_EXTPROC_OVERWRITE_OR_ADD;
+		for (uint32_t k = 0; k < m->remove_cnt; k++)
+			f->both += m->set[i].key.len == m->remove[k].len &&
+				   !strncasecmp(m->set[i].key.p, m->remove[k].p, m->remove[k].len);
+	}
+	for (uint32_t k = 0; k < m->remove_cnt; k++)
+		f->strips_prefiller +=
+			m->remove[k].len == 21 && !memcmp(m->remove[k].p, "x-prefiller-host-port", 21);
 	if (m->set_cnt)
 		n += (size_t)snprintf(text + n, sizeof(text) - n, ",-%u%s", m->remove_cnt,
 			m->clear_route_cache ? ",clear" : "");
@@ -110,7 +121,7 @@ static void on_pick(void *ctx, const struct kvp_pick_ask *ask)
 		ask->subset_hint == KVP_EXTPROC_HINT_PRESENT ? ",subset" : "");
 	for (uint32_t i = 0; i < ask->header_cnt; i++)
 		if (ask->header[i].key.len == 21 &&
-			memcmp(ask->header[i].key.p, "x-prefiller-host-port", 21) == 0)
+			strncasecmp(ask->header[i].key.p, "x-prefiller-host-port", 21) == 0)
 			say(f, "PREFILLER-SEEN");
 	if (f->answers == AT_ONCE)
 		kvp_stream_picked(&f->s, &f->a);
@@ -190,6 +201,8 @@ static void end(struct fake *f, const char *want, const char *name)
 		is_str(f->log, want, "%s", name);
 	ok(f->finished <= 1 && !f->sent_after_finish && f->releases <= 1 && f->prefills <= 1 && !f->kept,
 		"%s: one end, one free, nothing kept", name);
+	ok(!f->both && !f->not_over, "%s: what is set is overwritten; set and remove never both list it",
+		name);
 	free(f->body);
 	free(f);
 }
@@ -569,21 +582,24 @@ static void served_and_stripped(void)
 	put_body(f, 1);
 	struct kvp_extproc_req r = {.kind = KVP_EXTPROC_RESPONSE_HEADERS, .served = S("10.0.0.9:8000")};
 	put(f, r);
+	is_u64(f->strips_prefiller, 1, "Header injection: absent selection removes");
 	end(f,
 		"admit pick(body,13) headers(x-gateway-destination-endpoint=10.0.0.7:8000,-8,clear,"
 		"meta=10.0.0.7:8000) body(13.) served(10.0.0.9:8000) rheaders free",
-		"what the client sent is removed; owned names are not set by anybody else");
+		"Header injection: client prefill header never reaches selection; owned names are not set by "
+		"anybody else");
 
 	f = begin(AT_ONCE);
 	f->a.extra[f->a.extra_cnt++] = (struct kvp_extproc_header){S("x-data-parallel-rank"), S("1")};
 	f->a.prefiller = S("[fd00::1]:8001");
 	put(f, (struct kvp_extproc_req){.kind = KVP_EXTPROC_REQUEST_HEADERS, .header = h, .header_cnt = 5});
 	put_body(f, 1);
+	is_u64(f->strips_prefiller, 0, "Header injection: what is set is not removed as well");
 	end(f,
 		"admit pick(body,13) "
 		"headers(x-gateway-destination-endpoint=10.0.0.7:8000,x-data-parallel-rank=1,"
 		"x-prefiller-host-port=[fd00::1]:8001,-6,clear,meta=10.0.0.7:8000) body(13.) free",
-		"what we set is not removed as well");
+		"Header injection: present selection overwrites");
 
 	struct kvp_stream_cfg c = cfg;
 	c.strips_dp_rank = 0;

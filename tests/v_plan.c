@@ -2,8 +2,7 @@
  * llmd_prefix_decider and trtllm_conditional of disagg.json, COND of scheduling.json. A trace is a list of
  * events and the exact list of what is to be done; both orders of asking are replayed. */
 #include "daemons/common/config.h"
-#include "daemons/extproc/conditional.h"
-#include "daemons/extproc/plan.h"
+#include "daemons/extproc/extproc.h"
 #include "tests/vec.h"
 
 #include <math.h>
@@ -390,10 +389,25 @@ static void topology_rows(struct kvp_json_val list)
 	is_u64(n, 10, "all topologies were tried");
 }
 
+/* What the decode leg of a pair overrides for every selection and booking. */
+static void role_config(void)
+{
+	struct kvp_override o = KVP_EPP_NO_OVERRIDE;
+	ok(isnan(o.overlap_score_credit) && o.assume_kv_reuse == KVP_UNSET &&
+			o.track_prefill_tokens == KVP_UNSET,
+		"Role config: prefill overrides nothing");
+	kvp_epp_override_decode(&o);
+	ok(o.overlap_score_credit == 0 && o.assume_kv_reuse == KVP_NO && o.track_prefill_tokens == KVP_NO,
+		"Role config: decode override values exact");
+	ok(isnan(o.prefill_load_scale) && isnan(o.temperature) && isnan(o.shared_cache_multiplier),
+		"Role config: others unset");
+}
+
 int main(void)
 {
 	struct kvp_json *json = kvp_json_new();
 	struct kvp_json_val root = vec_load(json, "disagg.json");
+	role_config();
 	traces(vec_get(root, "ledger_traces"));
 	decisions(vec_get(root, "conditional_disagg"));
 	llmd_rows(vec_get(root, "llmd_prefix_decider"));

@@ -233,6 +233,15 @@ static inline int kvp_epp_is_one_place(const struct kvp_job *j)
 		.track_prefill_tokens = KVP_UNSET                                                            \
 	}
 
+/* kvp_epp_override_decode: who decodes what another one prefilled computes nothing of the prompt and holds
+ * all of it; it is chosen by its load alone. */
+static inline void kvp_epp_override_decode(struct kvp_override *o)
+{
+	o->overlap_score_credit = 0;
+	o->assume_kv_reuse = KVP_NO;
+	o->track_prefill_tokens = KVP_NO;
+}
+
 static inline void kvp_epp_count(struct kvp_epp *x, enum kvp_ctr c)
 {
 	kvp_ctr_add(x->boot.ctr, c, 1);

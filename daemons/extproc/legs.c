@@ -186,8 +186,7 @@ static int submit(struct kvp_job *j, const struct kvp_select_request *q, struct 
 	return status;
 }
 
-/* specialize makes the request that of a leg. Who decodes what another one prefilled computes nothing of the
- * prompt and holds all of it: it is chosen by its load alone. */
+/* specialize makes the request that of a leg. */
 static void specialize(struct kvp_leg *l, struct kvp_select_request *q, char id[KVP_EPP_ID_MAX])
 {
 	struct kvp_job *j = l->job;
@@ -197,9 +196,7 @@ static void specialize(struct kvp_leg *l, struct kvp_select_request *q, char id[
 		id, KVP_EPP_ID_MAX, "%s/%s", j->plan_id, which(l) == KVP_PLAN_PREFILL ? "prefill" : "decode");
 	q->selection_id = (struct kvp_str){id, (size_t)n};
 	if (j->way == KVP_EPP_REMOTE && which(l) == KVP_PLAN_MAIN) {
-		q->override.overlap_score_credit = 0;
-		q->override.assume_kv_reuse = KVP_NO;
-		q->override.track_prefill_tokens = KVP_NO;
+		kvp_epp_override_decode(&q->override);
 	} else if (j->way == KVP_EPP_PINNED) {
 		q->has_pinned = KVP_YES;
 		q->pinned_worker_id = j->pinned_worker_id;
