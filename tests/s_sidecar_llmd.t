@@ -127,6 +127,7 @@ def prefill_fails():
         tap.same((got.status, got.json()), (200, CHAT), f"llm-d: after {name} of prefill decode does all of it")
     got = ask(x.port, CHAT, f"127.0.0.1:{free_port()}")
     tap.same((got.status, got.json()), (200, CHAT), "llm-d: also where nobody listens")
+    tap.same(x.s.metric("prefill_fallbacks_total"), 11.0, "llm-d: falling back is counted")
     x.end("prefill_fails")
 
 
@@ -425,6 +426,7 @@ def usage_bounds():
         text += b" " * (size - len(text))
         want = text.replace(b"{}", b"{" + D7.encode() + b"}", 1) if is_set else text
         tap.ok(say(x, JSON, text[: size // 2], text[size // 2 :]) == want, f"llm-d usage: and so does a text of {size} bytes")
+    tap.same(x.s.metric("usage_too_long_total"), 2.0, "llm-d usage: what is too long is counted")
     total = 300 << 20
 
     def flood(engine, req):

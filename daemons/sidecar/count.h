@@ -57,6 +57,8 @@ struct kvp_count {
 	uint64_t leg_sum_us[KVP_COUNT_LEGS], leg_cnt[KVP_COUNT_LEGS];
 	uint64_t cancelled[KVP_COUNT_LEGS]; /* legs closed before their end */
 	uint64_t local, not_found, accepted, refused, aborts, aborts_failed;
+	uint64_t fallbacks;  /* prefills that failed and left all to the decode engine */
+	uint64_t usage_long; /* pieces of answers that were too long for their usage to be set */
 	uint64_t rx_bytes, tx_bytes;
 	uint64_t streams, conns; /* gauges */
 };

@@ -173,9 +173,10 @@ int main(int argc, char **argv)
 			       : KVP_EXIT_AGAIN;
 	}
 	kvp_config_log(cfg);
-	KVP_LOG_I("sidecar.run", "port=%u engine=%s adapter=%s protocol=%s sglang=%s model=%s",
-		(unsigned)cfg->sidecar_port, sidecar.worker[0].engine, adapter[cfg->eff.sidecar_adapter],
-		cfg->vllm_nixl_protocol, cfg->sidecar_sglang_version, cfg->model_name);
+	KVP_LOG_I("sidecar.run", "port=%u engine=%s profile=%s adapter=%s protocol=%s sglang=%s model=%s",
+		(unsigned)cfg->sidecar_port, sidecar.worker[0].engine, cfg->sidecar_profile ? "llmd" : "dyn",
+		adapter[cfg->eff.sidecar_adapter], cfg->vllm_nixl_protocol, cfg->sidecar_sglang_version,
+		cfg->model_name);
 	rc = run_all();
 	kvp_sc_metrics_close();
 	for (unsigned i = 0; i < sidecar.worker_cnt; i++) {

@@ -142,6 +142,11 @@ static void put_all(struct kvp_text *t)
 	put_one(t, "aborts_total", "counter", "Abort calls to engines.", SUM(count.aborts));
 	put_one(t, "aborts_failed_total", "counter", "Abort calls without success.",
 		SUM(count.aborts_failed));
+	put_one(t, "prefill_fallbacks_total", "counter",
+		"Prefills that failed and left all of the work to the decode engine.", SUM(count.fallbacks));
+	put_one(t, "usage_too_long_total", "counter",
+		"Lines and texts of answers that were too long for cached tokens to be set.",
+		SUM(count.usage_long));
 	put_one(t, "local_requests_total", "counter", "Health and readiness requests.", SUM(count.local));
 	put_one(t, "not_found_total", "counter", "Requests for paths that are not served.",
 		SUM(count.not_found));

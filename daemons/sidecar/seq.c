@@ -17,6 +17,7 @@ static const struct kvp_fail no_memory = {503, "other", "out of memory"};
 static void fall_back(struct kvp_req *r)
 {
 	kvp_leg_close(&r->prefill);
+	kvp_count_add(&r->w->count.fallbacks, 1);
 	kvp_relay_start(r, KVP_LEG_DECODE, &r->body);
 }
 
@@ -169,8 +170,10 @@ static void finish(struct kvp_req *r)
 		kvp_http_buf_free(&s->answer);
 	free(s);
 	r->flow_state = NULL;
-	if (r->usage)
-		kvp_usage_free(r->usage);
+	if (!r->usage)
+		return;
+	kvp_count_add(&r->w->count.usage_long, r->usage->long_cnt);
+	kvp_usage_free(r->usage);
 	free(r->usage);
 	r->usage = NULL;
 }

@@ -124,6 +124,7 @@ static int feed_piece(struct kvp_usage *u, struct kvp_json *j, const char *data,
 		rc = kvp_http_buf_put(out, u->held.p, u->held.len);
 		rc = rc ? rc : kvp_http_buf_put(out, data, len);
 		kvp_http_buf_free(&u->held);
+		u->long_cnt += !u->skips;
 		u->skips = !ends;
 	} else if (ends && !u->held.len) {
 		rc = put_piece(u, j, data, len, out);

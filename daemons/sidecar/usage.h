@@ -6,7 +6,7 @@
  *            bytes and its order.
  * Truth      the bytes fed; only a piece that is not complete is kept.
  * Lines      end behind a CR or LF; what they are cut into does not matter.
- * Bounds     a piece of more than KVP_USAGE_HELD_MAX passes as it is.
+ * Bounds     a piece of more than KVP_USAGE_HELD_MAX passes as it is, and is counted.
  * Crash      process-local.
  * Proved by  tests/t_sidecar_usage.c, tests/s_sidecar_llmd.t, tests/fuzz/f_sidecar_usage.c
  */
@@ -23,6 +23,7 @@ enum kvp_usage_form { KVP_USAGE_RAW, KVP_USAGE_JSON, KVP_USAGE_EVENTS };
 struct kvp_usage { /* zeroed, then form and cached_tok set */
 	enum kvp_usage_form form;
 	uint64_t cached_tok;
+	uint64_t long_cnt;	  /* pieces over the bound */
 	struct kvp_http_buf held; /* private, as what follows */
 	uint8_t skips;		  /* the rest of the piece passes */
 };
