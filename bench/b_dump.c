@@ -10,22 +10,6 @@
 
 static struct live l;
 
-static void fill(uint64_t blocks)
-{
-	struct live_shape s = {16, 64, 0, 0, 256};
-	live_shape(&l, s);
-	uint64_t n = (blocks + 1023) / 1024, first = live_send(&l, n);
-	for (uint64_t i = first; i < first + n; i++) {
-		while (kvp_ld_acq_u64(&l.sh->sent) <= i)
-			live_pause(20000);
-		if (!live_wait(&l, i, bench_now_ns() + LIMIT_NS)) {
-			fprintf(stderr, "b_dump: events were lost\n");
-			exit(1);
-		}
-		kvp_st_rel_u64(&l.sh->seen, i + 1);
-	}
-}
-
 struct dump {
 	uint64_t bytes, ns, first_ns; /* first_ns: until the first byte of the body */
 };
@@ -110,7 +94,7 @@ int main(int argc, char **argv)
 		return 2;
 	bench_args(argc, argv);
 	live_open(&l, argv[0], blocks * 2 + 100000, 2);
-	fill(blocks);
+	live_fill(&l, blocks, LIMIT_NS);
 	quiet(blocks, rounds, "", "dump.whole");
 	quiet(blocks, rounds, "?max_bytes=100000000000", "dump.limited");
 	busy(0);

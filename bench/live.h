@@ -328,4 +328,22 @@ static inline uint64_t live_wait(struct live *l, uint64_t msg, uint64_t deadline
 		live_pause(20000);
 	}
 }
+
+/* live_fill lets the engine store as many blocks, in messages of 1024; back when all of them are in the tree.
+ * Exits when a message takes longer than limit_ns. */
+static inline void live_fill(struct live *l, uint64_t blocks, uint64_t limit_ns)
+{
+	struct live_shape s = {16, 64, 0, 0, 256};
+	live_shape(l, s);
+	uint64_t n = (blocks + 1023) / 1024, first = live_send(l, n);
+	for (uint64_t i = first; i < first + n; i++) {
+		while (kvp_ld_acq_u64(&l->sh->sent) <= i)
+			live_pause(20000);
+		if (!live_wait(l, i, bench_now_ns() + limit_ns)) {
+			fprintf(stderr, "bench: events were lost\n");
+			exit(1);
+		}
+		kvp_st_rel_u64(&l->sh->seen, i + 1);
+	}
+}
 #endif
