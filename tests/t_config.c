@@ -1,6 +1,7 @@
 /* Configuration: precedence, every class of error, rules across settings, texts, the sealed memory file,
  * and the start vectors of scheduling.json and selection_api.json. The environment is passed in. */
 #include "daemons/common/config.h"
+#include "daemons/common/log.h"
 #include "tests/vec.h"
 
 #include <fcntl.h>
@@ -47,12 +48,14 @@ static void good(const char *args, const char *env, const char *what)
 /* Each part (separated by ;) must be in the message. */
 static void bad_as(enum kvp_binary b, const char *args, const char *env, const char *parts)
 {
-	char buf[1024];
+	char buf[1024], given[1024], shown[4096];
 	const char *p[32];
 	int rc = load_as(b, args, env), n = split(parts, buf, sizeof(buf), p), all = 1;
+	snprintf(given, sizeof(given), "%s %s", args, env);
+	kvp_log_printable(given, shown, sizeof(shown));
 	for (int i = 0; i < n; i++)
 		all &= strstr(err.text, p[i]) != NULL;
-	if (!ok(rc == KVP_ERR_INVAL && err.cnt == 1 && all, "refused: %s %s (%s)", args, env, parts))
+	if (!ok(rc == KVP_ERR_INVAL && err.cnt == 1 && all, "refused: %s (%s)", shown, parts))
 		printf("# rc %d, %u errors: %s", rc, err.cnt, err.text);
 }
 #define BAD(args, env, parts) bad_as(KVP_BIN_SUPERVISOR, args, env, parts)
@@ -179,7 +182,11 @@ static void bad_values(void)
 	BAD("", "KVPICK_API_TOKEN_FILE=/nonexistent", "KVPICK_API_TOKEN_FILE;readable");
 	BAD("", envf("KVPICK_API_TOKEN_FILE=", file("empty", "")), "1 to 4096 bytes");
 	BAD("", "KVPICK_TEMPERATURE=1", "unknown variable");
-	BAD("", "DYN_ROUTER_QUEUE_THRESHOLD=\x1b[0m", "\"?[0m\"");
+	BAD("", "DYN_ROUTER_QUEUE_THRESHOLD=\x1b[0m", "DYN_ROUTER_QUEUE_THRESHOLD=\"\\x1b[0m\"");
+	BAD("", "DYN_ROUTER_TEMPERATURE=\x80\xc3\xa4\n\xff", "\"\\x80\\xc3\\xa4\\x0a\\xff\"");
+	BAD("--p\xf6rt;5", "", "--p\\xf6rt: unknown flag");
+	BAD("", "KVPICK_\xe9\x07=1", "KVPICK_\\xe9\\x07 (environment): unknown variable");
+	BAD("", "KVPICK_CONFIG=/nonexistent/\xc3\xa4", "KVPICK_CONFIG=\"/nonexistent/\\xc3\\xa4\"");
 	good("", "DYN_ROUTER_QUEUE_THRESHOLD=nOnE;DYN_ROUTER_POLICY_CONFIG= ", "None");
 	ok(!kvp_config_has(cfg.queue_threshold), "None is unset");
 	/* A hidden value is checked, too. */

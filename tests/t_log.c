@@ -71,6 +71,16 @@ static void json_form(void)
 	head.form = KVP_LOG_FORM_TEXT;
 }
 
+static void printable(void)
+{
+	char out[16];
+	is_u64(kvp_log_printable("a\x1b\xc3~\x7f", out, sizeof(out)), 14, "bytes for a terminal");
+	is_str(out, "a\\x1b\\xc3~\\x7f", "are ASCII");
+	is_u64(kvp_log_printable("a\x1b\xc3~\x7f", out, 14), 10, "what does not fit");
+	is_str(out, "a\\x1b\\xc3~", "is cut before an escape");
+	is_u64(kvp_log_printable("", out, 1), 0, "nothing is nothing");
+}
+
 static void limits(void)
 {
 	char big[3000];
@@ -123,6 +133,7 @@ int main(void)
 {
 	text_form();
 	json_form();
+	printable();
 	limits();
 	stderr_pipe();
 	return done();

@@ -75,7 +75,7 @@ struct kvp_cfg_raw {
 	enum kvp_config_source from;
 };
 
-/* kvp_cfg_error adds one line to err. */
+/* kvp_cfg_error adds one line to err, in printable ASCII whatever the arguments hold. */
 __attribute__((format(printf, 2, 3))) void kvp_cfg_error(struct kvp_config_err *err, const char *fmt, ...);
 
 /* kvp_cfg_bad adds the error of one value: who, value, where from, what is wrong, legal range. */

@@ -1,4 +1,5 @@
 #include "daemons/common/config_priv.h"
+#include "daemons/common/log.h"
 
 #include <kvpick/err.h>
 
@@ -92,33 +93,25 @@ const struct kvp_cfg_old kvp_cfg_old[] = {
 };
 
 #define CNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+#define SHOWN_MAX 196 /* bytes of a value in a message */
 const int kvp_cfg_alias_cnt = CNT(kvp_cfg_alias), kvp_cfg_old_cnt = CNT(kvp_cfg_old),
 	  kvp_cfg_item_cnt = CNT(kvp_cfg_item);
 
 void kvp_cfg_error(struct kvp_config_err *err, const char *fmt, ...)
 {
+	char line[2048];
 	size_t room = sizeof(err->text) - err->len;
 	va_list ap;
 	err->cnt++;
 	if (room < 2)
 		return;
 	va_start(ap, fmt);
-	int n = vsnprintf(err->text + err->len, room - 1, fmt, ap);
+	vsnprintf(line, sizeof(line), fmt, ap);
 	va_end(ap);
-	err->len += n < (int)room - 1 ? (size_t)n : room - 2;
+	/* Values, names and paths may hold anything. */
+	err->len += kvp_log_printable(line, err->text + err->len, room - 1);
 	err->text[err->len++] = '\n';
 	err->text[err->len] = 0;
-}
-
-/* A value in an error message: bounded, without bytes that would disturb a terminal or a log. */
-static const char *shown(const char *text, char *buf, size_t cap)
-{
-	size_t n = strnlen(text, cap);
-	size_t keep = n < cap ? n : cap - 4;
-	for (size_t i = 0; i < keep; i++)
-		buf[i] = (unsigned char)text[i] < ' ' || text[i] == 0x7f ? '?' : text[i];
-	snprintf(buf + keep, cap - keep, "%s", n < cap ? "" : "...");
-	return buf;
 }
 
 static const char *from_text(enum kvp_config_source from)
@@ -130,10 +123,10 @@ static const char *from_text(enum kvp_config_source from)
 void kvp_cfg_bad(struct kvp_config_err *err, const struct kvp_cfg_row *r, const struct kvp_cfg_raw *raw,
 	const char *what)
 {
-	char v[200], range[512];
-	int flag = raw->from == KVP_FROM_FLAG;
-	kvp_cfg_error(err, "%s=\"%s\" (%s%s%s): %s; legal: %s", raw->who, shown(raw->text, v, sizeof(v)),
-		from_text(raw->from), flag ? ", " : "", flag ? r->name : "", what,
+	char range[512];
+	int flag = raw->from == KVP_FROM_FLAG, is_long = strlen(raw->text) > SHOWN_MAX;
+	kvp_cfg_error(err, "%s=\"%.*s%s\" (%s%s%s): %s; legal: %s", raw->who, SHOWN_MAX, raw->text,
+		is_long ? "..." : "", from_text(raw->from), flag ? ", " : "", flag ? r->name : "", what,
 		kvp_cfg_range(r, range, sizeof(range)));
 }
 

@@ -111,6 +111,24 @@ static int is_plain(const struct value *v)
 	return v->len > 0;
 }
 
+size_t kvp_log_printable(const char *text, char *out, size_t cap)
+{
+	size_t len = 0;
+	for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+		int is_printable = *p >= ' ' && *p < 0x7f;
+		size_t need = is_printable ? 1 : 4;
+		if (len + need >= cap)
+			break;
+		if (is_printable)
+			out[len] = (char)*p;
+		else
+			snprintf(out + len, need + 1, "\\x%02x", *p);
+		len += need;
+	}
+	out[len] = 0;
+	return len;
+}
+
 /* The same escapes serve both forms but for bytes that are no text: JSON knows no \x. */
 static void put_quoted(struct sink *s, const struct value *v, enum kvp_log_form form)
 {

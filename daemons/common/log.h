@@ -60,6 +60,10 @@ __attribute__((format(printf, 2, 3))) void kvp_log_write(enum kvp_log_level leve
 __attribute__((format(printf, 4, 0))) size_t kvp_log_line(
 	char *buf, size_t cap, const struct kvp_log_head *head, const char *fmt, va_list ap);
 
+/* kvp_log_printable copies text for a terminal: bytes other than printable ASCII become \xNN. What does not
+ * fit into cap bytes (at least 1) is cut, never within an escape. Returns the length without the final 0. */
+size_t kvp_log_printable(const char *text, char *out, size_t cap);
+
 /* kvp_log_dropped returns the number of lines dropped because stderr would have blocked. */
 uint64_t kvp_log_dropped(void);
 

@@ -1,5 +1,7 @@
 #include "daemons/supervisor/doctor.h"
 
+#include "daemons/common/log.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,11 +18,9 @@ void doc_say(struct doctor *d, enum doc_result r, const char *check, const char 
 	va_end(ap);
 	d->cnt[r]++;
 	if (d->form == DOC_TEXT) {
-		/* What others answered may hold anything. */
-		for (char *p = seen; *p; p++)
-			if ((unsigned char)*p < ' ' || *p == 127)
-				*p = '?';
-		printf("%-4s  %-14s %s\n", result_name[r], check, seen);
+		char shown[sizeof(seen) * 4];
+		kvp_log_printable(seen, shown, sizeof(shown)); /* what others answered may hold anything */
+		printf("%-4s  %-14s %s\n", result_name[r], check, shown);
 		if (todo)
 			printf("      %-14s -> %s\n", "", todo);
 		return;
