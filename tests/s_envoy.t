@@ -10,7 +10,6 @@ import http.client
 import http.server
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -162,12 +161,11 @@ def curl(port, value):
 
 
 def served(node, port, up):
-    if shutil.which("curl"):
-        code, out = curl(port, {"prompt": tokens(1, 8), "stream": 5})
-        tap.ok(code == 0 and out.count(b'"engine": 1') == 5 and out.endswith(b"data: [DONE]\n\n"), "curl, streamed", out)
-        code, out = curl(port, {"prompt": tokens(2, 8)})
-        tap.same((code, json.loads(out).get("engine")), (0, 2), "curl, not streamed")
-        idle(node, "curl")
+    code, out = curl(port, {"prompt": tokens(1, 8), "stream": 5})
+    tap.ok(code == 0 and out.count(b'"engine": 1') == 5 and out.endswith(b"data: [DONE]\n\n"), "curl, streamed", out)
+    code, out = curl(port, {"prompt": tokens(2, 8)})
+    tap.same((code, json.loads(out).get("engine")), (0, 2), "curl, not streamed")
+    idle(node, "curl")
     for i in (1, 2):
         status, data = ask(port, {"prompt": tokens(i, 8)}, headers={"x-prefiller-host-port": "127.0.0.1:9",
                                                                     "x-gateway-destination-endpoint": "127.0.0.1:9"})

@@ -157,7 +157,7 @@ def main():
     sidecar("without io_uring" + where, URING, jail)
     service = service_profile()
     if not service:
-        tap.ok(True, "the calls of the system service # SKIP no systemd-analyze")
+        tap.ok(True, "the calls of the system service # SKIP no systemd-analyze (package systemd)")
         return tap.done()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
         json.dump(service, f)

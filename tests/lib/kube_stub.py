@@ -287,9 +287,8 @@ class KubeStub:
             token_ok = not self.tokens or h.headers.get("Authorization", "").removeprefix("Bearer ") in self.tokens
         fault = self.take_fault(h.path, verb)
         if fault and fault.get("hang"):
-            end = time.monotonic() + fault.get("hang")
-            while time.monotonic() < end and not self.stopped:
-                time.sleep(0.02)
+            with self.lock:
+                self.lock.wait_for(lambda: self.stopped, fault.get("hang"))
             raise OSError
         if not token_ok:
             return self.refuse(h, 401, "Unauthorized")
@@ -326,7 +325,7 @@ class KubeStub:
             h.wfile.write(data[i:i + 1] if drip else data)
             if drip:
                 h.wfile.flush()
-                time.sleep(drip)
+                time.sleep(drip)  # the slowness that the fault is
         h.wfile.flush()
         if end:
             h.connection.shutdown(socket.SHUT_RDWR)
@@ -452,7 +451,7 @@ class KubeStub:
                 h.wfile.flush()
                 sent += 1
                 if fault.get("drip"):
-                    time.sleep(fault.get("drip"))
+                    time.sleep(fault.get("drip"))  # likewise
             return sent
         h.wfile.write(b"%x\r\n" % len(data) + data + b"\r\n")
         h.wfile.flush()

@@ -28,12 +28,12 @@ def read(path):
 def renderer():
     kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
     if not kubectl:
-        skip("kubectl is not installed")
+        skip("no kubectl 1.25 or newer: neither KUBECTL nor PATH (the one of Debian 12 is older)")
     said = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, check=False).stdout
     # Components and labels came with the kustomize of kubectl 1.25; Debian's is 1.20.
     found = re.search(r"Kustomize Version: v(\d+)\.", said)
     if not found or int(found.group(1)) < 5:
-        skip("kubectl is too old: it does not render components (1.25 and newer do)")
+        skip(f"{kubectl} is too old: it does not render components (1.25 and newer do)")
     return kubectl
 
 

@@ -55,7 +55,8 @@ def free_port():
 
 
 def wait_for(what, seconds=10.0):
-    """Calls what() until it answers something true; returns that, or the last answer after the deadline."""
+    """Calls what() until it answers something true; returns that, or the last answer after the deadline. Other processes
+    tell nobody of what they do, so it looks every 10 ms."""
     end = time.monotonic() + seconds * SLOW
     while True:
         got = what()
