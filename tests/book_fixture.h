@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 struct fixture {
@@ -36,9 +37,8 @@ __attribute__((unused)) static void fixture_make(
 {
 	f->g = fixture_geom(ranks, resv, blocks);
 	f->bytes = kvp_book_footprint(&f->g);
-	f->mem = mmap(
-		NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (f->mem == MAP_FAILED || kvp_book_new(f->mem, &f->g) || kvp_book_join(f->mem, &f->g, &f->b)) {
+	f->mem = shared(f->bytes);
+	if (kvp_book_new(f->mem, &f->g) || kvp_book_join(f->mem, &f->g, &f->b)) {
 		printf("Bail out! no booking object\n");
 		exit(1);
 	}

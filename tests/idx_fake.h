@@ -14,6 +14,7 @@
 #include "daemons/indexer/registry.c"
 #include "daemons/indexer/routed.c"
 #include "daemons/indexer/listener.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 	enum { FAKE_RANKS = 96,
@@ -294,15 +295,6 @@ int kvp_idx_listeners_caught_up(const struct kvp_idx_listeners *l)
 }
 #endif
 
-static void *fake_shared(uint64_t bytes)
-{
-	void *mem =
-		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (mem == MAP_FAILED)
-		exit(1);
-	return mem;
-}
-
 /* The node's memory: catalogue, marks and doubles. */
 struct fake_node {
 	void *cat_mem, *mark_mem;
@@ -313,10 +305,10 @@ struct fake_node {
 
 static void fake_node_open(struct fake_node *n)
 {
-	fake = fake_shared(sizeof(*fake));
-	n->cat_mem = fake_shared(kvp_catalogue_footprint(&fake_geom));
-	n->mark_mem = fake_shared(kvp_mark_footprint(&fake_geom));
-	n->ctr = fake_shared(sizeof(*n->ctr));
+	fake = shared(sizeof(*fake));
+	n->cat_mem = shared(kvp_catalogue_footprint(&fake_geom));
+	n->mark_mem = shared(kvp_mark_footprint(&fake_geom));
+	n->ctr = shared(sizeof(*n->ctr));
 	if (kvp_catalogue_new(n->cat_mem, &fake_geom) ||
 		kvp_catalogue_join(n->cat_mem, &fake_geom, &n->cat) ||
 		kvp_mark_new(n->mark_mem, &fake_geom) || kvp_mark_join(n->mark_mem, &fake_geom, &n->mark))

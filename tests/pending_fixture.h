@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 #define SEC 1000000000ULL
@@ -26,10 +27,8 @@ __attribute__((unused)) static void pend_make(struct pend *f, uint32_t max, uint
 		.region_gen = 1,
 		.salt = {0x1234567890abcdefULL, 0xfedcba0987654321ULL}};
 	f->bytes = kvp_pending_footprint(&f->g);
-	f->mem = mmap(
-		NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (f->mem == MAP_FAILED || kvp_pending_new(f->mem, &f->g) ||
-		kvp_pending_join(f->mem, &f->g, &f->p)) {
+	f->mem = shared(f->bytes);
+	if (kvp_pending_new(f->mem, &f->g) || kvp_pending_join(f->mem, &f->g, &f->p)) {
 		printf("Bail out! no cache\n");
 		exit(1);
 	}

@@ -4,6 +4,7 @@
 
 #include "shm/queue.h"
 #include "tests/book_fixture.h"
+#include "tests/procs.h"
 
 #include <sys/eventfd.h>
 
@@ -14,25 +15,14 @@ struct queue_fixture {
 	int wake_fd[16];
 };
 
-static void *queue_map(uint64_t bytes)
-{
-	void *m = mmap(
-		NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (m == MAP_FAILED) {
-		printf("Bail out! no memory\n");
-		exit(1);
-	}
-	return m;
-}
-
 /* Two open ranks (0, 1, generation 1), slots 1..8 assigned to owners of generation 1. */
 __attribute__((unused)) static void queue_fixture_make(struct queue_fixture *x)
 {
 	fixture_make(&x->book, 4, 256, 8192);
 	kvp_rank_open(&x->book.b, 0, 1);
 	kvp_rank_open(&x->book.b, 1, 1);
-	x->queue_mem = queue_map(kvp_queue_footprint(&x->book.g));
-	x->slot_mem = queue_map(kvp_slot_footprint(&x->book.g));
+	x->queue_mem = shared(kvp_queue_footprint(&x->book.g));
+	x->slot_mem = shared(kvp_slot_footprint(&x->book.g));
 	if (kvp_queue_new(x->queue_mem, &x->book.g) || kvp_slot_new(x->slot_mem, &x->book.g) ||
 		kvp_slot_join(x->slot_mem, &x->book.g, &x->slots)) {
 		printf("Bail out! no objects\n");

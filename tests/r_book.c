@@ -12,10 +12,10 @@
 #include "shm/resv.c"
 #include "shm/sweep.c"
 #include "tests/book_fixture.h"
+#include "tests/procs.h"
 
 #define FIRST KVP_OWNER(1, 1)
 #define SECOND KVP_OWNER(2, 1)
-#define PLACES 64
 #define HITS_MAX 400
 
 static struct fixture f;
@@ -24,10 +24,6 @@ static uint64_t first_h; /* the first one's reservation, 0 = none yet */
 static uint32_t gen0;	 /* generation open on rank 0 */
 static uint64_t seq[40];
 
-static struct {
-	const char *name;
-	uint64_t hits;
-} places[PLACES];
 static uint64_t vanished; /* bookings that were reported and did not exist */
 static const char *at_place;
 static uint64_t at_hit, hits;
@@ -36,13 +32,8 @@ static int deed_rc, busy;
 
 static void count_hit(const char *place)
 {
-	int i = 0;
-	if (busy)
-		return;
-	while (i < PLACES - 1 && places[i].name && strcmp(places[i].name, place) != 0)
-		i++;
-	places[i].name = place;
-	places[i].hits++;
+	if (!busy)
+		note_spot(place);
 }
 
 static void weave(const char *place)
@@ -339,17 +330,17 @@ int main(void)
 		seq[i] = 500 + i;
 	kvp_rank_open(&f.b, 1, 1);
 	for (size_t fl = 0; fl < FLOWS; fl++) {
-		memset(places, 0, sizeof(places));
+		spots_clear();
 		kvp_point_hook = count_hit;
 		flows[fl].run();
 		kvp_point_hook = NULL;
 		clean();
 		for (size_t d = 0; d < sizeof(deeds) / sizeof(deeds[0]); d++) {
 			uint64_t tried = 0, bad = 0;
-			for (int p = 0; p < PLACES && places[p].name; p++)
-				for (uint64_t n = 1; n <= places[p].hits && n <= HITS_MAX && !bad;
+			for (int p = 0; spot[p].name; p++)
+				for (uint64_t n = 1; n <= spot[p].hits && n <= HITS_MAX && !bad;
 					n++, tried++)
-					bad += !one((int)fl, (int)d, places[p].name, n);
+					bad += !one((int)fl, (int)d, spot[p].name, n);
 			ok(!bad && tried > 10,
 				"%s with %s in between, at %" PRIu64 " instants: loads stay exact",
 				flows[fl].name, deeds[d].name, tried);

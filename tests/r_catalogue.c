@@ -7,7 +7,7 @@
 #include "shm/catalogue_w.c"
 #include "shm/point.c"
 
-#include <sys/mman.h>
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 static const struct kvp_geom geom = {.slot_max = 16,
@@ -92,8 +92,7 @@ static void search(const char *what, void (*d)(void))
 
 int main(void)
 {
-	void *mem = mmap(NULL, kvp_catalogue_footprint(&geom), PROT_READ | PROT_WRITE,
-		MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *mem = shared(kvp_catalogue_footprint(&geom));
 	ok(kvp_catalogue_new(mem, &geom) == KVP_OK && kvp_catalogue_join(mem, &geom, &cat) == KVP_OK &&
 			kvp_cat_w_open(&cat, &w) == KVP_OK,
 		"a catalogue");

@@ -5,6 +5,7 @@
 #include "daemons/common/select_priv.h"
 #include "daemons/peer/mirror.h"
 #include "daemons/peer/sync.h"
+#include "tests/procs.h"
 #include <kvpick/clock.h>
 
 #include <stdio.h>
@@ -34,9 +35,9 @@ __attribute__((unused)) static void rf_open(
 	n->s = kvp_selection_open_local(cfg);
 	n->geom = (struct kvp_geom){.slot_max = 8, .region_gen = 1, .lifecycle_max = events};
 	uint64_t bytes = kvp_lifecycle_footprint(&n->geom);
-	n->ring = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	n->ring = shared(bytes);
 	struct kvp_region *r = n->s ? n->s->region : NULL;
-	if (!r || n->ring == MAP_FAILED || kvp_lifecycle_new(n->ring, &n->geom) ||
+	if (!r || kvp_lifecycle_new(n->ring, &n->geom) ||
 		kvp_lifecycle_join(n->ring, &n->geom, &r->lifecycle)) {
 		printf("Bail out! no node\n");
 		exit(1);

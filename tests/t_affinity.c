@@ -6,14 +6,8 @@
 #include "shm/affinity.c"
 #include "shm/point.c"
 #include "shm/txn.c"
+#include "tests/procs.h"
 #include "tests/tap.h"
-
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #define SEC 1000000000ULL
 #define ME KVP_OWNER(1, 1)
@@ -38,8 +32,8 @@ static void make_table(uint32_t max)
 		.region_gen = 1,
 		.salt = {11, 12}};
 	bytes = kvp_affinity_footprint(&g);
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (mem == MAP_FAILED || kvp_affinity_new(mem, &g) || kvp_affinity_join(mem, &g, &me) ||
+	mem = shared(bytes);
+	if (kvp_affinity_new(mem, &g) || kvp_affinity_join(mem, &g, &me) ||
 		kvp_affinity_join(mem, &g, &other)) {
 		printf("Bail out! no table\n");
 		exit(1);
@@ -202,18 +196,6 @@ static void test_waiters(void)
 
 /* ---- processes ---- */
 
-static const char *kill_place;
-static uint64_t kill_at, kill_hits, hits_seen;
-static void kill_hit(const char *place)
-{
-	if (strcmp(place, kill_place) == 0 && ++kill_hits == kill_at)
-		kill(getpid(), SIGKILL);
-}
-static void count_hit(const char *place)
-{
-	hits_seen += strcmp(place, kill_place) == 0;
-}
-
 static void script(struct kvp_affinity *a)
 {
 	struct kvp_affinity_hold h;
@@ -231,47 +213,38 @@ static void script(struct kvp_affinity *a)
 
 static void test_kills(void)
 {
-	static const char *const place[] = {"txn:taken", "txn:noted", "txn:published", "txn:stored",
-		"txn:done", "affinity:held", "affinity:committed"};
-	for (size_t i = 0; i < sizeof(place) / sizeof(place[0]); i++) {
+	make_table(20);
+	kvp_point_hook = note_spot;
+	script(&me);
+	kvp_point_hook = NULL;
+	for (int i = 0; spot[i].name; i++) {
 		uint64_t bad = 0, n;
-		kill_place = place[i];
-		hits_seen = 0;
-		make_table(20);
-		kvp_point_hook = count_hit;
-		script(&me);
-		kvp_point_hook = NULL;
-		for (n = 1; n <= hits_seen && !bad; n++) {
+		for (n = 1; n <= spot[i].hits && !bad; n++) {
 			make_table(20);
 			bind_by(&me, "s", w1, SEC);
 			fflush(stdout);
 			pid_t pid = fork();
 			if (pid == 0) {
 				kvp_affinity_attach(&other, VICTIM, NULL);
-				kill_at = n;
-				kvp_point_hook = kill_hit;
+				die_at(spot[i].name, n);
 				script(&other);
 				_exit(0);
 			}
-			waitpid(pid, NULL, 0);
+			bad += was_killed(pid) != 1;
 			bad += !is_at("s", SEC, w1) || !bind_by(&me, "t", w2, SEC) || !is_at("t", SEC, w2);
 			kvp_affinity_sweep_owner(&me, VICTIM);
 			bad += kvp_affinity_check(&me) != 0 || !bind_by(&me, "u", w1, SEC);
 			struct kvp_affinity_hold h;
 			bad += kvp_affinity_hold(&me, key("v"), SEC, NULL, &h) != KVP_OK;
 		}
-		ok(!bad && hits_seen,
-			"killed at %s (%" PRIu64 " hits): others go on, the sweep leaves nothing", place[i],
-			hits_seen);
+		ok(!bad, "killed at %s (%" PRIu64 " hits): others go on, the sweep leaves nothing",
+			spot[i].name, spot[i].hits);
 	}
 }
 
 static uint64_t mix(uint64_t *x)
 {
-	*x ^= *x << 13;
-	*x ^= *x >> 7;
-	*x ^= *x << 17;
-	return *x >> 8;
+	return xorshift(x) >> 8;
 }
 
 static void churn(struct kvp_affinity *a, uint64_t x, uint64_t *stop)
@@ -303,8 +276,8 @@ static void churn(struct kvp_affinity *a, uint64_t x, uint64_t *stop)
 static void test_churn(void)
 {
 	pid_t pid[3] = {0};
-	uint64_t x = (uint64_t)time(NULL) | 1, kills = 0;
-	uint64_t *stop = mmap(NULL, KVP_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	uint64_t x = tap_seed(0) | 1, kills = 0;
+	uint64_t *stop = shared(KVP_PAGE);
 	make_table(10);
 	for (int round = 0; round < 150; round++) {
 		int v = round % 3;
@@ -321,7 +294,7 @@ static void test_churn(void)
 			churn(&other, x + (uint64_t)round * 977, stop);
 			_exit(0);
 		}
-		usleep((useconds_t)(mix(&x) % 4000));
+		usleep((useconds_t)(mix(&x) % 4000)); /* killed at some moment */
 	}
 	kvp_st_rel_u64(stop, 1);
 	for (int i = 0; i < 3; i++) {

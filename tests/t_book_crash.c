@@ -11,12 +11,10 @@
 #include "shm/resv.c"
 #include "shm/sweep.c"
 #include "tests/book_fixture.h"
-
-#include <sys/wait.h>
+#include "tests/procs.h"
 
 #define SURVIVOR KVP_OWNER(1, 1)
 #define VICTIM KVP_OWNER(2, 7)
-#define PLACES 64
 #define HITS_MAX 150 /* of one place; more are sampled */
 
 /* What the victim has begun and ended, for the parent to judge by. */
@@ -27,27 +25,6 @@ struct progress {
 
 static struct fixture f;
 static struct progress *prog;
-static struct {
-	const char *name;
-	uint64_t hits;
-} places[PLACES];
-static const char *kill_place;
-static uint64_t kill_at, kill_hits;
-
-static void count_hit(const char *place)
-{
-	int i = 0;
-	while (i < PLACES - 1 && places[i].name && strcmp(places[i].name, place) != 0)
-		i++;
-	places[i].name = place;
-	places[i].hits++;
-}
-
-static void kill_hit(const char *place)
-{
-	if (strcmp(place, kill_place) == 0 && ++kill_hits == kill_at)
-		kill(getpid(), SIGKILL);
-}
 
 static void seq_of(uint64_t *seq, uint32_t shared, uint32_t n, uint64_t salt)
 {
@@ -150,20 +127,11 @@ static pid_t spawn(void (*run)(struct kvp_book *), kvp_owner owner, const char *
 		struct kvp_book b;
 		kvp_book_join(f.mem, &f.g, &b);
 		kvp_book_attach(&b, owner, NULL);
-		kill_place = place;
-		kill_at = n;
-		kvp_point_hook = kill_hit;
+		die_at(place, n);
 		run(&b);
 		_exit(0);
 	}
 	return pid;
-}
-
-static int was_killed(pid_t pid)
-{
-	int st;
-	waitpid(pid, &st, 0);
-	return WIFSIGNALED(st);
 }
 
 /* The booking of the node is what the progress says, give or take the operation under way. */
@@ -209,7 +177,7 @@ static int ids_are_free(void)
 static int kill_once(const char *place, uint64_t n)
 {
 	struct kvp_sweep_result res;
-	if (!was_killed(spawn(script, VICTIM, place, n)))
+	if (was_killed(spawn(script, VICTIM, place, n)) != 1)
 		printf("# %s:%" PRIu64 " not hit\n", place, n);
 	int on = survivor_goes_on();
 	int swept = kvp_book_sweep_owner(&f.b, VICTIM, NULL, NULL, &res) == KVP_OK;
@@ -230,7 +198,7 @@ static uint64_t next_hit(uint64_t n, uint64_t hits)
 
 static void test_victim(void)
 {
-	kvp_point_hook = count_hit;
+	kvp_point_hook = note_spot;
 	kvp_owner me = f.b.owner;
 	script(&f.b);
 	f.b.owner = me;
@@ -238,15 +206,15 @@ static void test_victim(void)
 	kvp_book_sweep_owner(&f.b, VICTIM, NULL, NULL, NULL);
 	ok(loads_as_before("script without a kill") && kvp_book_check(&f.b) == 0,
 		"the script leaves nothing behind");
-	for (int i = 0; i < PLACES && places[i].name; i++) {
+	for (int i = 0; spot[i].name; i++) {
 		uint64_t tried = 0, bad = 0;
-		if (strncmp(places[i].name, "book:recount", 12) == 0 ||
-			strcmp(places[i].name, "book:sweep") == 0)
+		if (strncmp(spot[i].name, "book:recount", 12) == 0 ||
+			strcmp(spot[i].name, "book:sweep") == 0)
 			continue;
-		for (uint64_t n = 1; n <= places[i].hits && !bad; n = next_hit(n, places[i].hits), tried++)
-			bad += !kill_once(places[i].name, n);
+		for (uint64_t n = 1; n <= spot[i].hits && !bad; n = next_hit(n, spot[i].hits), tried++)
+			bad += !kill_once(spot[i].name, n);
 		ok(!bad, "killed at %s (%" PRIu64 " of %" PRIu64 " hits): swept without a trace",
-			places[i].name, tried, places[i].hits);
+			spot[i].name, tried, spot[i].hits);
 	}
 }
 
@@ -262,18 +230,18 @@ static void test_sweep(void)
 		"book:ref", "book:unref", "book:frac", "book:blocks", "book:fence"};
 	uint64_t tried = 0, bad = 0;
 	for (size_t d = 0; d < 4; d++) {
-		memset(places, 0, sizeof(places));
+		spots_clear();
 		was_killed(spawn(script, VICTIM, deaths[d], 3));
-		kvp_point_hook = count_hit;
+		kvp_point_hook = note_spot;
 		sweep_victim(&f.b);
 		kvp_point_hook = NULL;
 		judge();
-		for (int i = 0; i < PLACES && places[i].name; i++) {
-			uint64_t hits = places[i].hits;
+		for (int i = 0; spot[i].name; i++) {
+			uint64_t hits = spot[i].hits;
 			for (uint64_t n = 1; n <= hits && !bad; n += 1 + hits / 12, tried++) {
 				was_killed(spawn(script, VICTIM, deaths[d], 3));
 				struct progress p = *prog;
-				was_killed(spawn(sweep_victim, KVP_OWNER(3, 1), places[i].name, n));
+				was_killed(spawn(sweep_victim, KVP_OWNER(3, 1), spot[i].name, n));
 				*prog = p;
 				int rc = kvp_book_sweep_owner(&f.b, VICTIM, NULL, NULL, NULL);
 				rc |= kvp_book_sweep_owner(&f.b, KVP_OWNER(3, 1), NULL, NULL, NULL);
@@ -284,7 +252,7 @@ static void test_sweep(void)
 				if (bad)
 					printf("# %s, sweep at %s:%" PRIu64 " rc %d faults %" PRIu64
 					       " judged %d\n",
-						deaths[d], places[i].name, n, rc, faults, judged);
+						deaths[d], spot[i].name, n, rc, faults, judged);
 			}
 		}
 	}
@@ -304,19 +272,19 @@ static void test_close(void)
 	uint64_t seq[40], h, bad = 0, tried = 0;
 	seq_of(seq, 20, 40, 12);
 	for (int round = 0; round < 2; round++) {
-		memset(places, 0, sizeof(places));
+		spots_clear();
 		kvp_rank_open(&f.b, 2, 1);
 		book_simple(&f.b, SURVIVOR, "doomed", 2, 1, 9, seq, 40, &h);
-		kvp_point_hook = count_hit;
+		kvp_point_hook = note_spot;
 		flap(&f.b);
 		kvp_point_hook = NULL;
 		kvp_rank_close(&f.b, 2, 2);
 	}
-	for (int i = 0; i < PLACES && places[i].name; i++)
-		for (uint64_t n = 1; n <= places[i].hits && !bad; n++, tried++) {
+	for (int i = 0; spot[i].name; i++)
+		for (uint64_t n = 1; n <= spot[i].hits && !bad; n++, tried++) {
 			kvp_rank_open(&f.b, 2, 1);
 			book_simple(&f.b, SURVIVOR, "doomed", 2, 1, 9, seq, 40, &h);
-			was_killed(spawn(flap, VICTIM, places[i].name, n));
+			was_killed(spawn(flap, VICTIM, spot[i].name, n));
 			bad += kvp_book_sweep_owner(&f.b, VICTIM, NULL, NULL, NULL) != KVP_OK;
 			kvp_rank_close(&f.b, 2, 1);
 			bad += kvp_rank_open(&f.b, 2, 2) != KVP_OK;
@@ -324,7 +292,7 @@ static void test_close(void)
 			bad += !loads_as_before("after the close") || !ids_are_free() || kvp_book_check(&f.b);
 			kvp_rank_close(&f.b, 2, 2);
 			if (bad)
-				printf("# close killed at %s:%" PRIu64 "\n", places[i].name, n);
+				printf("# close killed at %s:%" PRIu64 "\n", spot[i].name, n);
 		}
 	ok(!bad && tried > 5, "%" PRIu64 " closes killed in the middle and repeated: without a trace", tried);
 }
@@ -334,7 +302,7 @@ int main(void)
 	if (TAP_IS_TSAN)
 		return skip_all(TAP_PROCESSES);
 	fixture_make(&f, 4, 64, 1024);
-	prog = mmap(NULL, KVP_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	prog = shared(KVP_PAGE);
 	kvp_book_attach(&f.b, SURVIVOR, NULL);
 	kvp_rank_open(&f.b, 0, 1);
 	kvp_rank_open(&f.b, 1, 1);

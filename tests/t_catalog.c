@@ -1,10 +1,10 @@
 /* The wanted workers: what is sent to the indexer, in which order, again, and by a successor. The indexer is
  * played. */
 #include "daemons/discovery/catalog.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define ME KVP_OWNER(3, 1)
@@ -321,8 +321,7 @@ static void crowd(void)
 
 int main(void)
 {
-	void *mem = mmap(NULL, kvp_cmdring_footprint(&geom), PROT_READ | PROT_WRITE,
-		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *mem = shared(kvp_cmdring_footprint(&geom));
 	close(mkstemp(path));
 	ok(kvp_cmdring_new(mem, &geom) == KVP_OK && kvp_cmdring_join(mem, &geom, &ring) == KVP_OK, "a ring");
 	kvp_cmd_attach(&ring, INDEXER);

@@ -1,12 +1,7 @@
 /* tests/t_catalogue.c — partitions, views, records, slots, and what a writer killed at each place leaves. */
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <kvpick/point.h>
 #include "shm/catalogue.h"
 #include "shm/catalogue_priv.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 static const struct kvp_geom geom = {.slot_max = 16,
@@ -22,10 +17,8 @@ static const struct kvp_geom geom = {.slot_max = 16,
 
 static void *shared_new(struct kvp_cat *cat)
 {
-	uint64_t bytes = kvp_catalogue_footprint(&geom);
-	void *mem =
-		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (mem == MAP_FAILED || kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, cat))
+	void *mem = shared(kvp_catalogue_footprint(&geom));
+	if (kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, cat))
 		exit(1);
 	return mem;
 }
@@ -226,14 +219,6 @@ static void test_workers(struct kvp_cat_writer *w)
 		"a free slot has no text");
 }
 
-static int left;
-static void die_here(const char *place)
-{
-	(void)place;
-	if (--left == 0)
-		_exit(9);
-}
-
 /* One pass over every kind of write; a child dies inside it. */
 static void script(struct kvp_cat_writer *w)
 {
@@ -255,22 +240,19 @@ static void script(struct kvp_cat_writer *w)
 static void test_kill(void)
 {
 	uint64_t faults = 0, wrong = 0;
-	int n = 1;
-	for (int code = 9; code == 9; n++) {
+	int n = 1, killed = 1;
+	for (; killed == 1; n++) {
 		struct kvp_cat cat;
 		struct kvp_cat_writer w;
 		void *mem = shared_new(&cat);
 		pid_t pid = fork();
 		if (pid == 0) {
-			left = n;
-			kvp_point_hook = die_here;
+			die_at(NULL, (uint64_t)n);
 			kvp_cat_w_open(&cat, &w);
 			script(&w);
 			_exit(0);
 		}
-		int status = 0;
-		waitpid(pid, &status, 0);
-		code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+		killed = was_killed(pid);
 		kvp_cat_w_open(&cat, &w);
 		faults += kvp_catalogue_check(&cat);
 		uint32_t live = 0;
@@ -292,7 +274,7 @@ static void test_kill(void)
 		kvp_cat_w_close(&w);
 		munmap(mem, kvp_catalogue_footprint(&geom));
 	}
-	ok(n > 20, "the writer was killed at every place (%d)", n - 2);
+	ok(n > 20 && killed == 0, "the writer was killed at every place (%d)", n - 2);
 	is_u64(faults, 0, "its successor finds a sound catalogue each time");
 	is_u64(wrong, 0, "and goes on");
 }

@@ -1,9 +1,9 @@
 /* Command ring: states, order, full ring, dead producers, dead consumer. */
 #include "shm/cmdring.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 _Static_assert(sizeof(struct kvp_cmd_cell) == 128, "cell size");
@@ -15,8 +15,7 @@ static struct kvp_geom geom = {.slot_max = 8, .region_gen = 1};
 
 static void fresh(struct kvp_cmdring *r)
 {
-	void *mem = mmap(NULL, kvp_cmdring_footprint(&geom), PROT_READ | PROT_WRITE,
-		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *mem = shared(kvp_cmdring_footprint(&geom));
 	ok(kvp_cmdring_join(mem, &geom, r) == KVP_ERR_AGAIN, "join before new answers AGAIN");
 	ok(kvp_cmdring_new((char *)mem + 64, &geom) == KVP_ERR_INVAL, "new refuses misaligned memory");
 	ok(kvp_cmdring_new(mem, &geom) == KVP_OK && kvp_cmdring_join(mem, &geom, r) == KVP_OK,

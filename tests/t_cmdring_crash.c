@@ -1,14 +1,8 @@
 /* Command ring and error log: a process killed at each of their named places, then what the others do. */
 #include "shm/cmdring.h"
 #include "shm/errlog.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
-#include <kvpick/point.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 
 static struct kvp_geom geom = {.slot_max = 8, .region_gen = 1};
 #define PRODUCER KVP_OWNER(3, 1)
@@ -16,19 +10,7 @@ static struct kvp_geom geom = {.slot_max = 8, .region_gen = 1};
 #define CONSUMER KVP_OWNER(1, 1)
 static struct kvp_cmdring ring;
 static struct kvp_errlog errlog;
-static const char *kill_at;
 static uint64_t *executed; /* shared */
-
-static void hook(const char *place)
-{
-	if (strcmp(place, kill_at) == 0)
-		kill(getpid(), SIGKILL);
-}
-
-static void *shared(uint64_t n)
-{
-	return mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-}
 
 static int post(kvp_owner o, struct kvp_cmd_cell **c)
 {
@@ -65,16 +47,13 @@ static void log_one(void)
 
 static void die_in(void (*fn)(void), const char *place)
 {
-	kill_at = place;
 	pid_t pid = fork();
 	if (pid == 0) {
-		kvp_point_hook = hook;
+		die_at(place, 1);
 		fn();
 		_exit(0);
 	}
-	int st = 0;
-	waitpid(pid, &st, 0);
-	ok(WIFSIGNALED(st) && WTERMSIG(st) == SIGKILL, "killed at %s", place);
+	is_u64(was_killed(pid), 1, "killed at %s", place);
 }
 
 static void fresh(void)

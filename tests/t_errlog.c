@@ -1,8 +1,8 @@
 /* Distinct error log: one record an error, full table, half-written records, many writers. */
 #include "shm/errlog.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,8 +32,7 @@ static int only(struct kvp_errlog *l, struct kvp_errlog_entry *e)
 
 static void *fresh(struct kvp_errlog *l)
 {
-	void *mem = mmap(
-		NULL, kvp_errlog_footprint(&geom), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *mem = shared(kvp_errlog_footprint(&geom));
 	ok(kvp_errlog_join(mem, &geom, l) == KVP_ERR_AGAIN, "join before new answers AGAIN");
 	ok(kvp_errlog_new(mem, &geom) == KVP_OK && kvp_errlog_join(mem, &geom, l) == KVP_OK, "new and join");
 	return mem;

@@ -17,7 +17,7 @@ static void open_node(void)
 {
 	static void *mem;
 	if (!mem)
-		mem = fake_shared(KVP_PAGE);
+		mem = shared(KVP_PAGE);
 	memset(mem, 0, KVP_PAGE);
 	fake_node_open(&node);
 	if (kvp_recov_new(mem, &fake_geom) || kvp_recov_join(mem, &fake_geom, &gate))

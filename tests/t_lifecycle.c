@@ -1,6 +1,7 @@
 /* Lifecycle ring: against a model of claims, gaps and a full ring; stalls, late records, broken content, a
  * new consumer, wake-ups. */
 #include "shm/lifecycle.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 #include <stdlib.h>
@@ -26,8 +27,7 @@ static void fresh(void)
 {
 	if (mem)
 		munmap(mem, kvp_lifecycle_footprint(&geom));
-	mem = mmap(NULL, kvp_lifecycle_footprint(&geom), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-		-1, 0);
+	mem = shared(kvp_lifecycle_footprint(&geom));
 	memset(&col, 0, sizeof(col));
 	if (kvp_lifecycle_new(mem, &geom) || kvp_lifecycle_join(mem, &geom, &ring))
 		ok(0, "a new ring");
@@ -86,7 +86,7 @@ static void life_cycle(void)
 	struct kvp_lifecycle_ring r;
 	off.lifecycle_max = 0;
 	big.lifecycle_max = KVP_LIFECYCLE_MAX + 1;
-	char *m = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	char *m = shared(1 << 20);
 	is_u64(kvp_lifecycle_footprint(&big), 0, "too many events have no footprint");
 	is_u64(kvp_lifecycle_footprint(NULL), 0, "no geometry has no footprint");
 	ok(kvp_lifecycle_join(m, &geom, &r) == KVP_ERR_AGAIN, "join before new answers AGAIN");
@@ -315,8 +315,7 @@ static void wakes(void)
 	int fd[8], rc;
 	uint64_t n;
 	fresh();
-	void *m = mmap(
-		NULL, kvp_slot_footprint(&geom), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *m = shared(kvp_slot_footprint(&geom));
 	kvp_slot_new(m, &geom);
 	kvp_slot_join(m, &geom, &slots);
 	for (int i = 0; i < 8; i++)

@@ -2,14 +2,8 @@
  * a replica makes of the records, against what is booked. */
 #include "shm/region.h"
 #include "shm/sweep.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
-#include <kvpick/point.h>
-
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define CONSUMER_SLOT 1u
 #define SURVIVOR_SLOT 2u
@@ -19,7 +13,6 @@
 static struct kvp_region region;
 static int fd;
 static kvp_owner consumer, survivor, victim;
-static uint64_t kill_at, hits;
 static uint64_t seq[40];
 static char long_id[LONG_ID + 1];
 static const char *book_id; /* of the victim */
@@ -53,13 +46,6 @@ static int node_has(const char *id)
 {
 	uint64_t h;
 	return kvp_resv_find(&region.book, id, strlen(id), &h) == KVP_OK;
-}
-
-static void hook(const char *place)
-{
-	(void)place;
-	if (++hits == kill_at)
-		kill(getpid(), SIGKILL);
 }
 
 /* ---- what the victim does ---- */
@@ -113,15 +99,11 @@ static int die(void (*fn)(void), kvp_owner owner, uint64_t n)
 			_exit(2);
 		kvp_book_attach(&region.book, owner, NULL);
 		kvp_book_publish(&region.book, &region.lifecycle);
-		kill_at = n;
-		hits = 0;
-		kvp_point_hook = hook;
+		die_at(NULL, n);
 		fn();
 		_exit(0);
 	}
-	int st = 0;
-	waitpid(pid, &st, 0);
-	return WIFSIGNALED(st);
+	return was_killed(pid) == 1;
 }
 
 /* ---- afterwards ---- */

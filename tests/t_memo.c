@@ -1,12 +1,6 @@
 /* tests/t_memo.c — the listeners' memory against a plain array: puts, clears, full arena, takeover, kills. */
-#include <kvpick/point.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "shm/memo.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 enum { RANKS = 5, DPS = 2, IDS = 400, STEPS = 60000 };
@@ -18,14 +12,6 @@ struct want { /* [rank slot][dp rank][kind][id] */
 };
 static struct want *want;
 
-static uint64_t rnd(uint64_t *s)
-{
-	*s ^= *s << 13;
-	*s ^= *s >> 7;
-	*s ^= *s << 17;
-	return *s;
-}
-
 static uint64_t id_of(uint64_t i)
 {
 	return i * 0x9e3779b97f4a7c15ull;
@@ -33,11 +19,12 @@ static uint64_t id_of(uint64_t i)
 
 static struct kvp_memo_note random_note(uint64_t *s, uint32_t *rank, uint32_t *i)
 {
-	*rank = (uint32_t)(rnd(s) % RANKS);
-	*i = (uint32_t)(rnd(s) % IDS);
-	uint32_t kind = rnd(s) % 8 == 0 ? KVP_MEMO_KIND : 0;
-	return (struct kvp_memo_note){id_of(*i), {rnd(s) % 3, rnd(s) % 2}, (uint32_t)(rnd(s) % DPS),
-		kind | (rnd(s) % 5 < 2 ? 0 : 1 + (uint32_t)(rnd(s) % 7))};
+	*rank = (uint32_t)(xorshift(s) % RANKS);
+	*i = (uint32_t)(xorshift(s) % IDS);
+	uint32_t kind = xorshift(s) % 8 == 0 ? KVP_MEMO_KIND : 0;
+	return (struct kvp_memo_note){id_of(*i), {xorshift(s) % 3, xorshift(s) % 2},
+		(uint32_t)(xorshift(s) % DPS),
+		kind | (xorshift(s) % 5 < 2 ? 0 : 1 + (uint32_t)(xorshift(s) % 7))};
 }
 
 static void want_put(uint32_t rank, uint32_t i, const struct kvp_memo_note *n)
@@ -86,11 +73,6 @@ static uint64_t differences(const struct kvp_memo *m)
 	return bad + (wanted > cnt ? wanted - cnt : cnt - wanted);
 }
 
-static void *shared(uint64_t bytes)
-{
-	return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-}
-
 static void test_life(void *mem)
 {
 	struct kvp_geom other = geom;
@@ -113,8 +95,8 @@ static void test_model(void *mem, uint64_t *s)
 	kvp_memo_join(mem, &geom, &m);
 	for (int step = 0; step < STEPS; step++) {
 		uint32_t rank, i, lost = 9;
-		if (rnd(s) % 4000 == 0) {
-			rank = (uint32_t)(rnd(s) % RANKS);
+		if (xorshift(s) % 4000 == 0) {
+			rank = (uint32_t)(xorshift(s) % RANKS);
 			kvp_memo_clear(&m, rank);
 			want_clear(rank);
 			continue;
@@ -191,14 +173,6 @@ static void test_corrupt(void *mem)
 	kvp_memo_leave(&m);
 }
 
-static uint64_t hits_left;
-
-static void kill_at(const char *place)
-{
-	if (strncmp(place, "memo:", 5) == 0 && !--hits_left)
-		kill(getpid(), SIGKILL);
-}
-
 /* A child puts and is killed at some place; the model counts what it had finished. */
 static void test_kill(void *mem, uint64_t *s)
 {
@@ -209,13 +183,12 @@ static void test_kill(void *mem, uint64_t *s)
 	uint64_t wrong = 0, rounds = 150;
 	struct kvp_memo m;
 	for (uint64_t round = 0; round < rounds; round++) {
-		uint64_t seed = *s;
+		uint64_t seed = *s, nth = 1 + xorshift(s) % 200;
 		sh->done = 1;
-		hits_left = 1 + rnd(s) % 200;
 		pid_t pid = fork();
 		if (!pid) {
-			kvp_point_hook = kill_at;
 			kvp_memo_join(mem, &geom, &m);
+			die_at(NULL, nth);
 			for (uint32_t lost;;) {
 				sh->note = random_note(&seed, &sh->rank, &sh->i);
 				sh->done = 0;
@@ -224,7 +197,7 @@ static void test_kill(void *mem, uint64_t *s)
 				sh->done = 1;
 			}
 		}
-		waitpid(pid, NULL, 0);
+		wrong += was_killed(pid) != 1;
 		wrong += kvp_memo_join(mem, &geom, &m) != KVP_OK;
 		uint64_t bad = differences(&m);
 		if (!sh->done && bad) {

@@ -2,6 +2,7 @@
  * ids that mean different processes in different namespaces. Each process makes one booking of its own. */
 #include "shm/slot.h"
 #include "tests/book_fixture.h"
+#include "tests/procs.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -182,9 +183,9 @@ int main(void)
 	kvp_book_attach(&f.b, KVP_OWNER(1, 1), NULL);
 	kvp_rank_open(&f.b, 0, 1);
 	uint64_t bytes = kvp_slot_footprint(&f.g);
-	void *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *mem = shared(bytes);
 	int tmp = mkstemp(path);
-	ok(tmp >= 0 && mem != MAP_FAILED && kvp_slot_new(mem, &f.g) == KVP_OK &&
+	ok(tmp >= 0 && kvp_slot_new(mem, &f.g) == KVP_OK &&
 			kvp_slot_join(mem, &f.g, &slots) == KVP_OK,
 		"slots and a lock file");
 	slots.lock_fd = open(path, O_RDWR | O_CLOEXEC);

@@ -5,13 +5,10 @@
 #endif
 #include "shm/peers.c"
 #include "shm/point.c"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
-#include <signal.h>
 #include <sched.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define ME 5u
 #define VICTIM 9u
@@ -133,30 +130,21 @@ static void many(void)
 	is_u64(doubles, 0, "four processes adding and dropping leave a set");
 }
 
-static const char *place;
-static void die_at(const char *here)
-{
-	if (strcmp(here, place) == 0)
-		kill(getpid(), SIGKILL);
-}
-
 static void killed_at(const char *where)
 {
 	pid_t pid = fork();
 	if (pid == 0) {
-		place = where;
-		kvp_point_hook = die_at;
+		die_at(where, 1);
 		add(VICTIM, "tcp://v:1");
 		_exit(0);
 	}
-	int status = 0;
-	waitpid(pid, &status, 0);
-	ok(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "killed at %s", where);
+	is_u64(was_killed(pid), 1, "killed at %s", where);
 	ok(add(ME, "tcp://o:1") == KVP_OK && drop("tcp://o:1") == KVP_OK && kvp_peers_check(&p) == 0,
 		"others go on at once");
 }
 
 /* Two that list the same text at the same time: the second comes in while the first stands at a place. */
+static const char *place;
 static int second_rc;
 static void second(const char *here)
 {
@@ -188,7 +176,7 @@ static void swept(const char *here)
 int main(void)
 {
 	uint64_t bytes = kvp_peers_footprint(&geom);
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	mem = shared(bytes);
 	struct kvp_geom other = geom;
 	other.region_gen = 4;
 	ok(kvp_peers_join(mem, &geom, &p) == KVP_ERR_AGAIN && kvp_peers_new(mem, &geom) == KVP_OK &&

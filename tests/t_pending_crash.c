@@ -9,37 +9,12 @@
 #include "shm/point.c"
 #include "shm/txn.c"
 #include "tests/pending_fixture.h"
-
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "tests/procs.h"
 
 #define VICTIM KVP_OWNER(2, 7)
 #define SWEEPER KVP_OWNER(3, 9)
-#define PLACES 32
 
 static struct pend f;
-static struct {
-	const char *name;
-	uint64_t hits;
-} places[PLACES];
-static const char *kill_place;
-static uint64_t kill_at, kill_hits;
-
-static void count_hit(const char *place)
-{
-	int i = 0;
-	while (i < PLACES - 1 && places[i].name && strcmp(places[i].name, place) != 0)
-		i++;
-	places[i].name = place;
-	places[i].hits++;
-}
-
-static void kill_hit(const char *place)
-{
-	if (strcmp(place, kill_place) == 0 && ++kill_hits == kill_at)
-		kill(getpid(), SIGKILL);
-}
 
 /* Everything the cache can do: new, replaced, evicting, expired, too large, consumed, discarded. */
 static void script(struct kvp_pending *p)
@@ -64,9 +39,7 @@ static void spawn(void (*run)(struct kvp_pending *), kvp_owner owner, const char
 		struct kvp_pending p;
 		kvp_pending_join(f.mem, &f.g, &p);
 		kvp_pending_attach(&p, owner, NULL);
-		kill_place = place;
-		kill_at = n;
-		kvp_point_hook = kill_hit;
+		die_at(place, n);
 		run(&p);
 		_exit(0);
 	}
@@ -118,23 +91,23 @@ static int clean(void)
 static void test_victim(void)
 {
 	restart();
-	kvp_point_hook = count_hit;
+	kvp_point_hook = note_spot;
 	script(&f.p);
 	kvp_point_hook = NULL;
 	ok(clean() && whole(), "the script leaves nothing behind");
-	for (int i = 0; i < PLACES && places[i].name; i++) {
+	for (int i = 0; spot[i].name; i++) {
 		uint64_t bad = 0, n = 1;
-		for (; n <= places[i].hits && !bad; n++) {
+		for (; n <= spot[i].hits && !bad; n++) {
 			restart();
-			spawn(script, VICTIM, places[i].name, n);
+			spawn(script, VICTIM, spot[i].name, n);
 			int found = whole(), on = survivor_goes_on(), swept = clean();
 			bad = !found || !on || !swept || !survivor_goes_on() || !whole();
 			if (bad)
-				printf("# %s:%" PRIu64 " whole %d on %d swept %d\n", places[i].name, n, found,
+				printf("# %s:%" PRIu64 " whole %d on %d swept %d\n", spot[i].name, n, found,
 					on, swept);
 		}
 		ok(!bad, "killed at %s (%" PRIu64 " hits): whole at once, nothing left after the sweep",
-			places[i].name, places[i].hits);
+			spot[i].name, spot[i].hits);
 	}
 }
 
@@ -143,17 +116,17 @@ static void test_sweep(void)
 	static const char *const deaths[] = {"pending:taken", "pending:filled", "txn:published", "txn:taken"};
 	uint64_t tried = 0, bad = 0;
 	for (size_t d = 0; d < 4; d++) {
-		memset(places, 0, sizeof(places));
+		spots_clear();
 		restart();
 		spawn(script, VICTIM, deaths[d], 3);
-		kvp_point_hook = count_hit;
+		kvp_point_hook = note_spot;
 		sweep_run(&f.p);
 		kvp_point_hook = NULL;
-		for (int i = 0; i < PLACES && places[i].name; i++)
-			for (uint64_t n = 1; n <= places[i].hits && !bad; n++, tried++) {
+		for (int i = 0; spot[i].name; i++)
+			for (uint64_t n = 1; n <= spot[i].hits && !bad; n++, tried++) {
 				restart();
 				spawn(script, VICTIM, deaths[d], 3);
-				spawn(sweep_run, SWEEPER, places[i].name, n);
+				spawn(sweep_run, SWEEPER, spot[i].name, n);
 				bad += !survivor_goes_on() || !clean() || !whole();
 			}
 	}

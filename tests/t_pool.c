@@ -1,9 +1,9 @@
 /* Where requests may go: endpoints of the catalogue, subset hints, ports of ranks. */
 #include "daemons/extproc/pool.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #define S(text) KVP_EXTPROC_STR(text)
 
@@ -219,12 +219,11 @@ static void ports(struct kvp_pool *p)
 int main(void)
 {
 	uint64_t bytes = kvp_catalogue_footprint(&geom);
-	void *mem =
-		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *mem = shared(bytes);
 	struct kvp_cat cat;
 	struct kvp_cat_writer w;
 	struct kvp_pool p;
-	if (mem == MAP_FAILED || kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, &cat) ||
+	if (kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, &cat) ||
 		kvp_cat_w_open(&cat, &w))
 		return 1;
 	kvp_pool_open(

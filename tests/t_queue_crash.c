@@ -27,38 +27,15 @@
 #include "shm/queue_drain.c"
 #include "shm/queue_sweep.c"
 #undef places
+#include "tests/procs.h"
 #include "tests/queue_fixture.h"
-
-#include <sys/wait.h>
 
 #define SURVIVOR 1u
 #define VICTIM 2u
 #define SWEEPER 3u
-#define PLACES 64
 
 static struct queue_fixture f;
 static struct queue_proc me;
-static struct {
-	const char *name;
-	uint64_t hits;
-} hit[PLACES];
-static const char *kill_place;
-static uint64_t kill_at, kill_hits;
-
-static void count_hit(const char *place)
-{
-	int i = 0;
-	while (i < PLACES - 1 && hit[i].name && strcmp(hit[i].name, place) != 0)
-		i++;
-	hit[i].name = place;
-	hit[i].hits++;
-}
-
-static void kill_hit(const char *place)
-{
-	if (strcmp(place, kill_place) == 0 && ++kill_hits == kill_at)
-		kill(getpid(), SIGKILL);
-}
 
 /* The survivor's records, posted before the victim drains. */
 static struct kvp_queue_entry waits[3];
@@ -122,19 +99,11 @@ static pid_t spawn(void (*run)(struct queue_proc *), uint32_t slot, const char *
 	if (pid == 0) {
 		struct queue_proc v;
 		queue_proc_make(&f, &v, slot);
-		kill_place = place;
-		kill_at = n;
-		kvp_point_hook = kill_hit;
+		die_at(place, n);
 		run(&v);
 		_exit(0);
 	}
 	return pid;
-}
-
-static void wait_for(pid_t pid)
-{
-	int st;
-	waitpid(pid, &st, 0);
 }
 
 static void sweep_as(struct queue_proc *s, uint32_t slot)
@@ -214,7 +183,7 @@ static void victim_again(void)
 static int kill_once(void (*script)(struct queue_proc *), const char *place, uint64_t n)
 {
 	survivor_posts();
-	wait_for(spawn(script, VICTIM, place, n));
+	was_killed(spawn(script, VICTIM, place, n));
 	victim_dies();
 	struct queue_proc s;
 	queue_proc_make(&f, &s, SWEEPER);
@@ -232,9 +201,9 @@ static int kill_once(void (*script)(struct queue_proc *), const char *place, uin
 static void count_places(void (*script)(struct queue_proc *), uint32_t slot)
 {
 	struct queue_proc v;
-	memset(hit, 0, sizeof(hit));
+	spots_clear();
 	queue_proc_make(&f, &v, slot);
-	kvp_point_hook = count_hit;
+	kvp_point_hook = note_spot;
 	script(&v);
 	kvp_point_hook = NULL;
 	kvp_book_leave(&v.b);
@@ -252,12 +221,12 @@ static void test_kills(const char *who, void (*script)(struct queue_proc *))
 	ok(good && left, "%s without a kill: swept without a trace", who);
 	victim_again();
 	kvp_book_leave(&s.b);
-	for (int i = 0; i < PLACES && hit[i].name; i++) {
+	for (int i = 0; spot[i].name; i++) {
 		uint64_t tried = 0, bad = 0;
-		for (uint64_t n = 1; n <= hit[i].hits && !bad; n += 1 + n / 8, tried++)
-			bad += !kill_once(script, hit[i].name, n);
+		for (uint64_t n = 1; n <= spot[i].hits && !bad; n += 1 + n / 8, tried++)
+			bad += !kill_once(script, spot[i].name, n);
 		ok(!bad, "%s killed at %s (%" PRIu64 " of %" PRIu64 " hits): nothing lost, nothing left", who,
-			hit[i].name, tried, hit[i].hits);
+			spot[i].name, tried, spot[i].hits);
 	}
 }
 
@@ -267,19 +236,20 @@ static void test_sweep(const char *who, void (*script)(struct queue_proc *), con
 {
 	uint64_t tried = 0, bad = 0;
 	survivor_posts();
-	wait_for(spawn(script, VICTIM, death, nth));
+	was_killed(spawn(script, VICTIM, death, nth));
 	victim_dies();
 	count_places(sweep_script, SWEEPER);
 	survivor_collects();
 	victim_again();
-	for (int i = 0; i < PLACES && hit[i].name; i++)
-		for (uint64_t n = 1; n <= hit[i].hits && !bad; n += 1 + hit[i].hits / 8, tried++) {
-			if (strncmp(hit[i].name, "book:", 5) == 0 && strcmp(hit[i].name, "book:release") != 0)
+	for (int i = 0; spot[i].name; i++)
+		for (uint64_t n = 1; n <= spot[i].hits && !bad; n += 1 + spot[i].hits / 8, tried++) {
+			if (strncmp(spot[i].name, "book:", 5) == 0 &&
+				strcmp(spot[i].name, "book:release") != 0)
 				continue;
 			survivor_posts();
-			wait_for(spawn(script, VICTIM, death, nth));
+			was_killed(spawn(script, VICTIM, death, nth));
 			victim_dies();
-			wait_for(spawn(sweep_script, SWEEPER, hit[i].name, n));
+			was_killed(spawn(sweep_script, SWEEPER, spot[i].name, n));
 			struct queue_proc s;
 			queue_proc_make(&f, &s, SWEEPER);
 			sweep_as(&s, SWEEPER);
@@ -290,7 +260,7 @@ static void test_sweep(const char *who, void (*script)(struct queue_proc *), con
 			if (bad)
 				printf("# sweep killed at %s:%" PRIu64 ": faults %" PRIu64
 				       ", collected %d, empty %d\n",
-					hit[i].name, n, faults, good, left);
+					spot[i].name, n, faults, good, left);
 			victim_again();
 			kvp_book_leave(&s.b);
 		}

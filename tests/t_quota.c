@@ -1,5 +1,6 @@
 /* Ceilings over all processes: never exceeded, given back by a sweep, found by the check when damaged. */
 #include "shm/quota.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 #include <signal.h>
@@ -13,12 +14,6 @@
 #define LIMIT 3
 
 static const struct kvp_geom geom = {.slot_max = 8, .region_gen = 7};
-
-static void *shared(size_t n)
-{
-	void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	return p == MAP_FAILED ? NULL : p;
-}
 
 static void life_cycle(void)
 {

@@ -2,11 +2,9 @@
  * and the tree must be what the model says after the whole operation. Some successors are killed, too, while
  * they recover. */
 #include "tests/radix_model.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
-#include <kvpick/point.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #define OPS 400	     /* at least */
@@ -37,15 +35,6 @@ static struct kvp_radix_match *match;
 static struct op *op;
 static uint32_t kills[PLACES], kills_any;
 
-static const char *target;
-static uint32_t countdown;
-
-static void on_point(const char *name)
-{
-	if ((!target || strcmp(name, target) == 0) && --countdown == 0)
-		kill(getpid(), SIGKILL);
-}
-
 static struct kvp_radix_w *open_writer(struct kvp_radix_report *rep)
 {
 	struct kvp_radix_w *w = NULL;
@@ -64,16 +53,15 @@ static int child(const char *where, uint32_t nth, int in_recovery, int filler_fr
 	pid_t pid = fork();
 	if (pid == 0) {
 		struct kvp_radix_report rep;
-		target = where;
-		countdown = nth;
-		kvp_point_hook = in_recovery ? on_point : NULL;
+		if (in_recovery)
+			die_at(where, nth);
 		struct kvp_radix_w *w = open_writer(&rep);
 		uint32_t unknown;
 		if (!w)
 			_exit(3);
 		if (in_recovery)
 			_exit(0);
-		kvp_point_hook = on_point;
+		die_at(where, nth);
 		for (int i = 0; i < filler_cnt; i++)
 			filler_op(w, (uint64_t)(filler_from + i));
 		if (!filler_cnt)
@@ -82,11 +70,7 @@ static int child(const char *where, uint32_t nth, int in_recovery, int filler_fr
 			;
 		_exit(0);
 	}
-	int st = 0;
-	waitpid(pid, &st, 0);
-	if (WIFEXITED(st) && WEXITSTATUS(st))
-		return -1;
-	return WIFSIGNALED(st) && WTERMSIG(st) == SIGKILL;
+	return was_killed(pid);
 }
 
 /* Opens after a death, checks, compares. */
@@ -230,19 +214,15 @@ static void fill(struct kvp_radix_w *w)
 static int die_in_steps(uint32_t nth)
 {
 	struct kvp_radix_report rep;
-	int st = 0;
 	pid_t pid = fork();
 	if (pid == 0) {
 		struct kvp_radix_w *w = open_writer(&rep);
-		target = nth % 2 ? "radix:cleared" : "radix:hidden";
-		countdown = nth;
-		kvp_point_hook = on_point;
+		die_at(nth % 2 ? "radix:cleared" : "radix:hidden", nth);
 		while (w && kvp_radix_clear_some(w, FILLER, 3) == KVP_ERR_AGAIN)
 			;
 		_exit(0);
 	}
-	waitpid(pid, &st, 0);
-	return WIFSIGNALED(st);
+	return was_killed(pid) == 1;
 }
 
 static int kill_in_steps(void)

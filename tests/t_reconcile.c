@@ -1,9 +1,7 @@
 /* tests/t_reconcile.c — registration, patch and removal of workers: what stays, what goes, and what a kill
  * leaves. */
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "tests/idx_fake.h"
+#include "tests/procs.h"
 
 static struct fake_node node;
 static struct kvp_idx idx;
@@ -308,14 +306,6 @@ static void test_restart(void)
 	kvp_idx_clear_some(&idx, 10);
 }
 
-static int left;
-static void die_here(const char *place)
-{
-	(void)place;
-	if (--left == 0)
-		_exit(9);
-}
-
 static void script(struct kvp_idx *x)
 {
 	fake_post(x, TWO, "tcp://w:5558", "");
@@ -393,8 +383,8 @@ static uint32_t disagreements(const struct kvp_cat *cat)
 static void test_kill(void (*script_run)(struct kvp_idx *), int places)
 {
 	uint64_t faults = 0, wrong = 0;
-	int n = 1, code = 9;
-	for (; code == 9; n++) {
+	int n = 1, killed = 1;
+	for (; killed == 1; n++) {
 		struct fake_node m;
 		struct kvp_idx x;
 		struct fake *outer = fake;
@@ -402,14 +392,11 @@ static void test_kill(void (*script_run)(struct kvp_idx *), int places)
 		pid_t pid = fork();
 		if (pid == 0) {
 			fake_idx_open(&x, &m, KVP_WREC_EVENTS_ON);
-			left = n;
-			kvp_point_hook = die_here;
+			die_at(NULL, (uint64_t)n);
 			script_run(&x);
 			_exit(0);
 		}
-		int status = 0;
-		waitpid(pid, &status, 0);
-		code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+		killed = was_killed(pid);
 		memset(fake->listen, 0, sizeof(fake->listen)); /* they died with the process */
 		fake_idx_open(&x, &m, KVP_WREC_EVENTS_ON);
 		kvp_idx_clear_some(&x, 1000);
@@ -422,7 +409,7 @@ static void test_kill(void (*script_run)(struct kvp_idx *), int places)
 		fake_node_close(&m);
 		fake = outer;
 	}
-	ok(n > places && code == 0, "killed at every place of every command (%d)", n - 2);
+	ok(n > places && killed == 0, "killed at every place of every command (%d)", n - 2);
 	is_u64(faults, 0, "the successor's catalogue is sound each time");
 	is_u64(wrong, 0, "records, views, slots, bookings and listeners agree each time");
 }

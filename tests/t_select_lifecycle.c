@@ -1,12 +1,12 @@
 /* What the replicas are told, record by record: every way to make a booking and every way to end one. */
 #include "daemons/common/select_priv.h"
 #include "shm/sweep.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 #include <kvpick/clock.h>
 
 #include <math.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 static uint32_t tok[64];
 static struct kvp_selection *node; /* the whole node; its region is what the processes join */
@@ -336,8 +336,7 @@ int main(void)
 {
 	struct kvp_local_cfg cfg = {.seed = 1, .session_ttl_ns = 3600000000000ull, .queue = KVP_LOCAL_FCFS};
 	node = kvp_selection_open_local(&cfg);
-	ring_mem = mmap(NULL, kvp_lifecycle_footprint(&geom), PROT_READ | PROT_WRITE,
-		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ring_mem = shared(kvp_lifecycle_footprint(&geom));
 	if (!node || kvp_lifecycle_new(ring_mem, &geom) || kvp_lifecycle_join(ring_mem, &geom, &ring))
 		return printf("Bail out! no node\n"), 1;
 	static char *no_model;

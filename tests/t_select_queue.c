@@ -3,6 +3,7 @@
  * time-out that could hide a lost wake-up. */
 #include "daemons/common/select_priv.h"
 #include "shm/sweep.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 #include <kvpick/clock.h>
 
@@ -10,7 +11,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -509,7 +509,7 @@ static void test_processes(uint64_t waits)
 {
 	pid_t pid[PROCS];
 	int bad = 0;
-	tally = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	tally = shared(4096);
 	uint64_t start_ns = kvp_clock_mono_ns();
 	fflush(stdout);
 	for (uint32_t i = 0; i < PROCS; i++) {

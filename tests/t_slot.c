@@ -1,5 +1,6 @@
 /* Slot table: life cycle, generations, liveness by lock byte with real processes, wake-ups. */
 #include "shm/slot.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -15,12 +16,6 @@ _Static_assert(offsetof(struct kvp_slot_shm, beat_ms) == 128, "own words on thei
 _Static_assert(offsetof(struct kvp_slot_shm, wake_need) == 256, "wake word on its own lines");
 
 static struct kvp_geom geom = {.slot_max = 8, .region_gen = 7};
-
-static void *shared(size_t n)
-{
-	void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	return p == MAP_FAILED ? NULL : p;
-}
 
 static void life_cycle(void)
 {

@@ -1,11 +1,9 @@
 /* The writer is killed at every named place of its operations on lower tiers, some of its successors while
  * they recover; afterwards the tree must be what the model says after the whole operation. */
 #include "tests/tier_model.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
-#include <kvpick/point.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #define OPS 250	     /* at least */
@@ -29,15 +27,6 @@ static struct kvp_radix_match *match;
 static struct tm_op *op;
 static uint32_t kills[PLACES], kills_any;
 
-static const char *target;
-static uint32_t countdown;
-
-static void on_point(const char *name)
-{
-	if ((!target || strcmp(name, target) == 0) && --countdown == 0)
-		kill(getpid(), SIGKILL);
-}
-
 static struct kvp_radix_w *open_writer(struct kvp_radix_report *rep)
 {
 	struct kvp_radix_w *w = NULL;
@@ -51,22 +40,18 @@ static int child(const char *where, uint32_t nth, int in_recovery)
 	if (pid == 0) {
 		struct kvp_radix_report rep;
 		uint32_t unknown;
-		target = where;
-		countdown = nth;
-		kvp_point_hook = in_recovery ? on_point : NULL;
+		if (in_recovery)
+			die_at(where, nth);
 		struct kvp_radix_w *w = open_writer(&rep);
 		if (!w)
 			_exit(3);
-		kvp_point_hook = on_point;
-		if (!in_recovery)
-			tm_tree(w, model, op, &unknown);
+		if (in_recovery)
+			_exit(0);
+		die_at(where, nth);
+		tm_tree(w, model, op, &unknown);
 		_exit(0);
 	}
-	int st = 0;
-	waitpid(pid, &st, 0);
-	if (WIFEXITED(st) && WEXITSTATUS(st))
-		return -1;
-	return WIFSIGNALED(st) && WTERMSIG(st) == SIGKILL;
+	return was_killed(pid);
 }
 
 /* Opens after a death, checks, compares. */

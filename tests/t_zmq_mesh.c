@@ -6,6 +6,7 @@
 #include <zmq.h>
 
 #include "ipc/zmq_mesh.h"
+#include "tests/procs.h"
 #include "tests/replica_vec.h"
 
 static void *zmq;
@@ -14,13 +15,6 @@ static uint8_t last[1 << 16];
 static size_t last_len;
 static enum kvp_replica_topic last_topic;
 static char from[4096]; /* first byte of each message */
-
-static uint64_t now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
 
 static int on_message(void *ctx, enum kvp_replica_topic t, const void *payload, size_t len)
 {

@@ -5,7 +5,9 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static int tap_cnt, tap_failed;
 
@@ -68,6 +70,18 @@ __attribute__((unused)) static int skip_all(const char *why)
 {
 	printf("1..0 # SKIP %s\n", why);
 	return 0;
+}
+
+/* tap_seed prints the seed of a random test and returns it: KVP_SEED, else fallback, else (0) the clock. */
+__attribute__((unused)) static uint64_t tap_seed(uint64_t fallback)
+{
+	const char *given = getenv("KVP_SEED");
+	struct timespec ts;
+	clock_gettime(CLOCK_REALTIME, &ts);
+	uint64_t clock = (uint64_t)ts.tv_sec * 1000000 + (uint64_t)ts.tv_nsec / 1000;
+	uint64_t seed = given ? strtoull(given, NULL, 0) : fallback ? fallback : clock;
+	printf("# KVP_SEED=%" PRIu64 "\n", seed);
+	return seed;
 }
 
 /* done prints the plan and returns the exit code of main. */

@@ -11,12 +11,9 @@
  *
  * Each line is answered by one line: "ok ..." or "error ...".
  */
+#include "tests/procs.h"
+
 #include <errno.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <zmq.h>
 
 enum { LINE_MAX_BYTES = 1 << 22, FRAME_MAX = 8 };
@@ -27,13 +24,6 @@ static uint64_t joined;
 static unsigned char *frame[FRAME_MAX];
 static size_t frame_len[FRAME_MAX];
 static int frame_cnt;
-
-static uint64_t now_ms(void)
-{
-	struct timespec ts;
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-}
 
 static void *open_socket(int type)
 {

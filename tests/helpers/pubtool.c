@@ -15,11 +15,9 @@
  *
  * Each line is answered by one line: "ok ..." or "error ...".
  */
+#include "tests/procs.h"
+
 #include <errno.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <zmq.h>
 
@@ -36,13 +34,6 @@ static char pub_at[256], router_at[256], line[LINE_MAX_BYTES];
 static struct batch kept[KEEP_MAX];
 static int kept_cnt, has_topic = 1, has_end = 1;
 static uint64_t requests, last_start, joined;
-
-static uint64_t now_ms(void)
-{
-	struct timespec ts;
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-}
 
 static void put_seq(unsigned char out[8], uint64_t seq)
 {

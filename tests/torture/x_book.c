@@ -2,11 +2,9 @@
  * with shared prefixes; one after the other is killed at a random instant and swept while the others go on.
  * In the end, with everything freed, nothing may be left. KVP_TORTURE_S seconds (2). */
 #include "tests/book_fixture.h"
+#include "tests/procs.h"
 
 #include <pthread.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define RANKS 8
 #define WORKERS 3
@@ -21,10 +19,7 @@ static struct shared *sh;
 
 static uint64_t mix(uint64_t *x)
 {
-	*x ^= *x << 13;
-	*x ^= *x >> 7;
-	*x ^= *x << 17;
-	return *x >> 8;
+	return xorshift(x) >> 8;
 }
 
 struct held {
@@ -214,7 +209,7 @@ int main(void)
 	rnd_seed();
 	fixture_make(&f, KVP_LOAD_PADDED_MAX + 1, 64, 4096);
 	kvp_book_attach(&f.b, KVP_OWNER(9, 1), NULL);
-	sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	sh = shared(sizeof(*sh));
 	for (uint32_t r = 0; r < RANKS; r++)
 		kvp_rank_open(&f.b, r, sh->gen[r] = 1);
 #ifdef KVP_ATOMIC_C11

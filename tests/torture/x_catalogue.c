@@ -1,15 +1,10 @@
 /* tests/torture/x_catalogue.c — readers never see a half-made view or record while writers are killed
  * (ThreadSanitizer: threads, and a writer that leaves and comes back). */
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
 #include "shm/catalogue.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
+
+#include <pthread.h>
 
 enum { RANKS = 64, WORKERS = 40, READERS = 2 };
 static const struct kvp_geom geom = {.slot_max = 16,
@@ -26,20 +21,6 @@ static const struct kvp_geom geom = {.slot_max = 16,
 struct tally { /* shared with the children */
 	uint64_t seed, views, records, found, again, torn, written, stop, writer_stop;
 };
-
-static uint64_t now_ms(void)
-{
-	struct timespec ts;
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-}
-static uint64_t rnd(uint64_t *s)
-{
-	*s ^= *s << 13;
-	*s ^= *s >> 7;
-	*s ^= *s << 17;
-	return *s;
-}
 
 /* A view with mark k: k % 60 ranks, every field derived from k. */
 static void write_view(struct kvp_cat_writer *w, uint32_t part, uint64_t k)
@@ -83,7 +64,7 @@ static void writer(const struct kvp_cat *cat, struct tally *t)
 	kvp_cat_w_part(&w, KVP_PART_AGGREGATED, "a", 1, "g", 1, 16, 0, &part[0]);
 	kvp_cat_w_part(&w, KVP_PART_AGGREGATED, "b", 1, "g", 1, 16, 0, &part[1]);
 	while (!kvp_ld_rlx_u64(&t->writer_stop)) {
-		uint64_t r = rnd(&s);
+		uint64_t r = xorshift(&s);
 		kvp_faa_rlx_u64(&t->written, 1);
 		if (r % 8 < 3)
 			write_view(&w, part[(r >> 8) & 1], r >> 16);
@@ -142,7 +123,7 @@ static void reader(const struct kvp_cat *cat, struct tally *t, uint64_t s)
 	uint32_t idx;
 	int seen_one = 0;
 	while (!kvp_ld_rlx_u64(&t->stop)) {
-		uint64_t r = rnd(&s);
+		uint64_t r = xorshift(&s);
 		int bad = read_view(cat, r & 1, t) + read_record(cat, 1 + (r >> 8) % WORKERS, t);
 		/* Worker 1 is never dropped: once seen, it is always found. */
 		int found = kvp_cat_worker_find(cat, 1, &idx) == KVP_OK;
@@ -175,7 +156,7 @@ static uint64_t lost_workers(void)
 
 static void let_write(uint64_t *s)
 {
-	uint64_t goal = kvp_ld_rlx_u64(&tally->written) + 50 + rnd(s) % 2000;
+	uint64_t goal = kvp_ld_rlx_u64(&tally->written) + 50 + xorshift(s) % 2000;
 	for (uint64_t stop = now_ms() + 1000; kvp_ld_rlx_u64(&tally->written) < goal && now_ms() < stop;)
 		usleep(100);
 }
@@ -244,12 +225,9 @@ int main(void)
 	const char *env = getenv("KVP_TORTURE_S"), *seed = getenv("KVP_SEED");
 	uint64_t run_ms = env ? strtoull(env, NULL, 10) * 1000 : 2000;
 	uint64_t end = now_ms() + run_ms, kills = 0;
-	uint64_t bytes = kvp_catalogue_footprint(&geom);
-	void *mem =
-		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	tally = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (mem == MAP_FAILED || tally == MAP_FAILED || kvp_catalogue_new(mem, &geom) ||
-		kvp_catalogue_join(mem, &geom, &shared_cat))
+	void *mem = shared(kvp_catalogue_footprint(&geom));
+	tally = shared(sizeof(*tally));
+	if (kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, &shared_cat))
 		return 1;
 	tally->seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)now_ms() | 1;
 	printf("# KVP_SEED=%llu\n", (unsigned long long)tally->seed);

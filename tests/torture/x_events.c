@@ -19,6 +19,7 @@
 
 #include "daemons/common/boot.h"
 #include "shm/region.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 enum {
@@ -45,14 +46,6 @@ struct oracle {
 static struct oracle *oracle;
 static char dir[64], bin[512];
 static struct kvp_attach attach;
-
-static uint64_t rnd(uint64_t *s)
-{
-	*s ^= *s << 13;
-	*s ^= *s >> 7;
-	*s ^= *s << 17;
-	return *s;
-}
 
 static void fail(const char *what)
 {
@@ -138,10 +131,10 @@ static size_t make_batch(uint8_t *buf, uint64_t *s)
 	p = put_be(p, 0xcb, 0x3ff0000000000000ull, 8);
 	p = put_be(p, 0xdc, EVENTS, 2);
 	for (int e = 0; e < EVENTS; e++) {
-		uint32_t chain = (uint32_t)(rnd(s) % CHAINS);
+		uint32_t chain = (uint32_t)(xorshift(s) % CHAINS);
 		uint8_t *depth = &oracle->depth[chain];
-		enum form form = rnd(s) & 1 ? MAP : ARRAY;
-		int grows = rnd(s) % 100 < 55;
+		enum form form = xorshift(s) & 1 ? MAP : ARRAY;
+		int grows = xorshift(s) % 100 < 55;
 		if (!*depth || (grows && *depth < DEPTH_MAX))
 			p = put_store(p, chain, (*depth)++, form);
 		else
@@ -305,7 +298,7 @@ static void reader_run(uint32_t self, uint64_t seed)
 	while (!kvp_ld_acq_u32(&oracle->stop)) {
 		for (int i = 0; i < 32; i++) {
 			uint32_t d = depth_of(
-				&r, part_salt, index_slot, (uint32_t)(rnd(&seed) % CHAINS), &gave_up);
+				&r, part_salt, index_slot, (uint32_t)(xorshift(&seed) % CHAINS), &gave_up);
 			oracle->reader[self].lookups++;
 			oracle->reader[self].gave_up += gave_up;
 			oracle->reader[self].too_deep += d > DEPTH_MAX;
@@ -581,9 +574,7 @@ int main(int argc, char **argv)
 		snprintf(bin, sizeof(bin), "%s/kvpick", build);
 	else
 		snprintf(bin, sizeof(bin), "%.*s/../../kvpick", slash ? (int)(slash - argv[0]) : 1, argv[0]);
-	oracle = mmap(NULL, sizeof(*oracle), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (oracle == MAP_FAILED)
-		fail("no memory");
+	oracle = shared(sizeof(*oracle));
 	run(LEFT_ALONE, seed, seconds);
 	run(KILLED, seed + 1, seconds);
 	return done();

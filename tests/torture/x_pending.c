@@ -3,11 +3,9 @@
  * What is found is whole, no generation is consumed twice, and nothing is left in the end. KVP_TORTURE_S
  * seconds (1). */
 #include "tests/pending_fixture.h"
+#include "tests/procs.h"
 
 #include <pthread.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define WORKERS 3
 #define GEN_MAX (1u << 22)
@@ -22,10 +20,7 @@ static struct shared *sh;
 
 static uint64_t mix(uint64_t *x)
 {
-	*x ^= *x << 13;
-	*x ^= *x >> 7;
-	*x ^= *x << 17;
-	return *x >> 8;
+	return xorshift(x) >> 8;
 }
 
 static void look(struct kvp_pending *p, const char *id, uint64_t *x, uint64_t now)
@@ -132,8 +127,7 @@ static uint64_t run(uint64_t seconds)
 int main(void)
 {
 	const char *s = getenv("KVP_TORTURE_S");
-	sh = mmap(
-		NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	sh = shared(sizeof(*sh));
 	pend_make(&f, 12, 40000, 6);
 	uint64_t kills = run(s ? strtoull(s, NULL, 10) : 1);
 	struct kvp_pending_stat st;

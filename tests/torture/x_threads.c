@@ -4,6 +4,7 @@
 #include "shm/counter.h"
 #include "shm/errlog.h"
 #include "shm/slot.h"
+#include "tests/procs.h"
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
@@ -20,24 +21,9 @@ static const struct kvp_geom geom = {.slot_max = 8,
 	.region_gen = 7,
 	.salt = {11, 22}};
 
-static uint64_t now_ms(void)
-{
-	struct timespec ts;
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-}
-
 static uint64_t mix(uint64_t *x)
 {
-	*x ^= *x << 13;
-	*x ^= *x >> 7;
-	*x ^= *x << 17;
-	return *x >> 8;
-}
-
-static void *shared(uint64_t n)
-{
-	return mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	return xorshift(x) >> 8;
 }
 
 /* ---- tree: slot f holds prompts of family f only; families share their first TRUNK blocks ---- */
