@@ -54,12 +54,7 @@ __attribute__((unused)) static void fixture_drop(struct fixture *f)
 static uint64_t rnd_state;
 __attribute__((unused)) static void rnd_seed(void)
 {
-	const char *s = getenv("KVP_SEED");
-	struct timespec ts;
-	clock_gettime(CLOCK_REALTIME, &ts);
-	rnd_state = s ? strtoull(s, NULL, 0) : (uint64_t)ts.tv_nsec * 2654435761u + (uint64_t)ts.tv_sec;
-	rnd_state |= 1;
-	printf("# KVP_SEED=%" PRIu64 "\n", rnd_state);
+	rnd_state = tap_seed(0) | 1;
 }
 __attribute__((unused)) static uint64_t rnd(void)
 {

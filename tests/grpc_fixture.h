@@ -13,9 +13,7 @@
 
 #include <kvpick/err.h>
 
-#include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>

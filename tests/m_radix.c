@@ -2,8 +2,6 @@
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define OPS 900
 #define BATCH 30
 
@@ -139,13 +137,11 @@ static void shrink(uint32_t slots, uint64_t seed, uint8_t *use, int cnt)
 int main(void)
 {
 	const uint32_t geo[] = {64, 256, 1024, 4096};
-	const char *fixed = getenv("KVP_SEED"), *rounds = getenv("KVP_ROUNDS");
-	uint64_t seed =
-		fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+	const char *rounds = getenv("KVP_ROUNDS");
+	uint64_t seed = tap_seed(0);
 	model = malloc(sizeof(*model));
 	match = malloc(sizeof(*match));
 	op = malloc(sizeof(*op));
-	printf("# seed %llu\n", (unsigned long long)seed);
 	int n = rounds ? (int)strtol(rounds, NULL, 10) : 2;
 	for (int k = 0; k < n; k++)
 		for (int i = 0; i < 4; i++) {

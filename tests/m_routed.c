@@ -4,8 +4,6 @@
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define SLOTS 64 /* of the tree; the ranks below are spread over them */
 #define RANKS 6
 #define NODES 20000
@@ -262,13 +260,11 @@ static int churn(enum kvp_routed_policy policy, uint64_t seed)
 
 int main(void)
 {
-	const char *given = getenv("KVP_SEED");
-	uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+	uint64_t seed = tap_seed(0);
 	node = calloc(NODES, sizeof(*node));
 	match = calloc(1, sizeof(*match));
 	if (!node || !match)
 		return 1;
-	printf("# KVP_SEED=%llu\n", (unsigned long long)seed);
 	for (uint64_t i = 0; i < 3; i++) {
 		ok(churn(KVP_ROUTED_TTL, seed + i) == 0, "age: as the model, seed %llu",
 			(unsigned long long)(seed + i));

@@ -2,8 +2,6 @@
 #include "tests/tier_model.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define OPS 1500
 #define BATCH 25
 
@@ -113,13 +111,11 @@ static int run(uint32_t slots, uint64_t seed)
 int main(void)
 {
 	const uint32_t geo[] = {64, 256, 1024, 4096};
-	const char *fixed = getenv("KVP_SEED"), *rounds = getenv("KVP_ROUNDS");
-	uint64_t seed =
-		fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+	const char *rounds = getenv("KVP_ROUNDS");
+	uint64_t seed = tap_seed(0);
 	model = malloc(sizeof(*model));
 	match = malloc(sizeof(*match));
 	op = malloc(sizeof(*op));
-	printf("# seed %llu\n", (unsigned long long)seed);
 	int n = rounds ? (int)strtol(rounds, NULL, 10) : 1;
 	for (int k = 0; k < n; k++)
 		for (int i = 0; i < 4; i++)

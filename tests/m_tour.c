@@ -3,8 +3,6 @@
 #include "tests/tier_model.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define AT_ONCE 4
 #define ROUNDS 30
 #define OPS_BEFORE 60
@@ -317,13 +315,11 @@ static void moved_along(void)
 
 int main(void)
 {
-	const char *fixed = getenv("KVP_SEED"), *rounds = getenv("KVP_ROUNDS");
-	uint64_t seed =
-		fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+	const char *rounds = getenv("KVP_ROUNDS");
+	uint64_t seed = tap_seed(0);
 	int n = rounds ? (int)strtol(rounds, NULL, 10) : 12;
 	model = malloc(sizeof(*model));
 	op = malloc(sizeof(*op));
-	printf("# seed %llu\n", (unsigned long long)seed);
 	moved_along();
 	for (int i = 0; i < n; i++)
 		ok(run(i & 1 ? 256 : 64, seed + (uint64_t)i),

@@ -5,7 +5,6 @@
 #include "shm/pending.h"
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include "tests/procs.h"
 #include "tests/tap.h"
 

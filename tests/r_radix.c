@@ -8,8 +8,6 @@
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 /* Slots f, f + FAMILIES, ... hold blocks of family f; all families begin with the same TRUNK blocks. */
 enum { FAMILIES = 4, HOLDERS = 10 * FAMILIES, TRUNK = 20, PROMPT = 300, FILLER = 50, PART = 9 };
 
@@ -395,9 +393,7 @@ static void hold_writer(enum tiers tiers)
 
 int main(void)
 {
-	const char *s = getenv("KVP_SEED");
-	state = s ? strtoull(s, NULL, 10) : (uint64_t)time(NULL);
-	printf("# KVP_SEED=%" PRIu64 "\n", state);
+	state = tap_seed(0);
 	ok(seg_new(&seg, &geom) == 0 && kvp_radix_join(seg.pub, &geom, &reader) == KVP_OK &&
 			kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RESET, NULL, &writer, NULL) ==
 				KVP_OK,

@@ -166,9 +166,7 @@ static void converges(void)
 
 int main(void)
 {
-	const char *seed = getenv("KVP_SEED");
-	rnd = seed ? strtoull(seed, NULL, 10) : 1;
-	printf("# KVP_SEED=%llu\n", (unsigned long long)rnd);
+	rnd = tap_seed(1);
 	rules();
 	converges();
 	return done();

@@ -8,8 +8,6 @@
 #include "tests/tier_model.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define OWNER 3u
 #define FIRST_WORKER 18446744073709551000ull /* ids that no double can hold */
 
@@ -522,10 +520,7 @@ static void failures(void)
 
 int main(void)
 {
-	const char *fixed = getenv("KVP_SEED");
-	struct rng g = {
-		fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000};
-	printf("# seed %llu\n", (unsigned long long)g.s);
+	struct rng g = {tap_seed(0)};
 	model = malloc(sizeof(*model));
 	match = malloc(sizeof(*match));
 	op = malloc(sizeof(*op));

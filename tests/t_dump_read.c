@@ -404,9 +404,7 @@ static void random_dumps(void)
 
 int main(void)
 {
-	const char *v = getenv("KVP_SEED");
-	seed_state = v ? strtoull(v, NULL, 0) : 20261130;
-	printf("# KVP_SEED=%llu\n", (unsigned long long)seed_state);
+	seed_state = tap_seed(20261130);
 	examples();
 	legacy_and_others();
 	refused();

@@ -6,6 +6,7 @@
 #include "ipc/tls_cert.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <openssl/ssl.h>
 #include <sys/resource.h>

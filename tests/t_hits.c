@@ -4,8 +4,6 @@
 #include "daemons/common/select_priv.h"
 #include "tests/tap.h"
 
-#include <math.h>
-
 static void test_object(void)
 {
 	struct kvp_geom g = {.part_max = 3, .region_gen = 5}, other = g;

@@ -409,9 +409,7 @@ static uint64_t rnd(uint64_t *s)
 
 static void test_round_trip(void)
 {
-	const char *env = getenv("KVP_SEED");
-	uint64_t seed = env ? strtoull(env, NULL, 10) : 20250131, s = seed;
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
+	uint64_t seed = tap_seed(20250131), s = seed;
 	struct kvp_jw w;
 	kvp_jw_init(&w);
 	double in[500];

@@ -3,9 +3,7 @@
 #include "ipc/kube_priv.h"
 
 #include "tests/tap.h"
-#include <errno.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static char dir[64] = "/tmp/kvpick-kube-XXXXXX";

@@ -161,10 +161,8 @@ static void pack_random(uint64_t *s, int depth)
 
 static void test_skip(void)
 {
-	const char *env = getenv("KVP_SEED");
-	uint64_t seed = env ? strtoull(env, NULL, 10) : 4711, s = seed;
+	uint64_t seed = tap_seed(4711), s = seed;
 	int same = 1, cut = 1, broken = 1;
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
 	for (int round = 0; round < 3000; round++) {
 		msgpack_sbuffer_clear(&B);
 		msgpack_packer_init(&P, &B, msgpack_sbuffer_write);
@@ -498,8 +496,7 @@ static void test_memory_model(void)
 	static uint8_t tiers[BLOCKS];
 	struct kvp_kv_norm *n = kvp_kv_norm_new(4);
 	struct kvp_kv_op op = {.seed = 0};
-	const char *env = getenv("KVP_SEED");
-	uint64_t s = env ? strtoull(env, NULL, 10) : 99;
+	uint64_t s = tap_seed(99);
 	static const char *const medium[] = {"GPU", "CPU", "DISK", "SHARED"};
 	static uint32_t tok[8 * 4];
 	int same = 1;
@@ -586,8 +583,7 @@ static void test_notes(void)
 	enum { BLOCKS = 200 };
 	static struct kept kept;
 	struct kvp_kv_norm *n = kvp_kv_norm_new(4), *whole = kvp_kv_norm_new(4);
-	const char *env = getenv("KVP_SEED");
-	uint64_t s = env ? strtoull(env, NULL, 10) : 7, wrong = 0, seeds = 0, ambiguous = 0;
+	uint64_t s = tap_seed(7), wrong = 0, seeds = 0, ambiguous = 0;
 	static const char *const medium[] = {"GPU", "GPU", "CPU", "DISK"},
 				 *const lora[] = {NULL, NULL, "a", "b"},
 				 *const salt[] = {NULL, NULL, NULL, NULL, NULL, "s", "t"},

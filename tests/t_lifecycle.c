@@ -212,9 +212,7 @@ static void model_read(void)
 static void model(uint32_t steps)
 {
 	fresh();
-	const char *env = getenv("KVP_SEED");
-	seed = env ? strtoull(env, NULL, 0) : 20261130u;
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
+	seed = tap_seed(20261130u);
 	from = to = used = faults = 0;
 	uint64_t checked = 0, full = 0;
 	for (uint64_t n = 1; n <= steps; n++) {

@@ -2,8 +2,6 @@
 #include "daemons/common/log.h"
 #include "tests/tap.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -213,9 +213,7 @@ static void test_kill(void *mem, uint64_t *s)
 
 int main(void)
 {
-	const char *env = getenv("KVP_SEED");
-	uint64_t s = env ? strtoull(env, NULL, 10) : 20210, bytes = kvp_memo_footprint(&geom);
-	printf("# KVP_SEED=%llu\n", (unsigned long long)s);
+	uint64_t s = tap_seed(20210), bytes = kvp_memo_footprint(&geom);
 	void *mem = shared(bytes);
 	want = shared(sizeof(*want));
 	test_life(mem);

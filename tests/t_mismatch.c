@@ -9,8 +9,7 @@ int main(void)
 	struct kvp_mismatch m = {0};
 	uint32_t words = 0;
 
-	uint64_t seed = getenv("KVP_SEED") ? strtoull(getenv("KVP_SEED"), NULL, 0) : 12345;
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
+	uint64_t seed = tap_seed(12345);
 	for (int i = 0; i < 10000; i++) {
 		seed = seed * 6364136223846793005u + 1442695040888963407u;
 		int hit = (seed >> 33) % 100 < 5;

@@ -8,7 +8,6 @@
 #include "shm/sweep.h"
 #include "tests/tap.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #define SAGAS 10000u
@@ -331,9 +330,7 @@ static void run(void)
 int main(void)
 {
 	struct kvp_local_cfg cfg = {.queue = KVP_LOCAL_FCFS, .queue_threshold = 0.5, .seed = 1};
-	const char *seed = getenv("KVP_SEED");
-	uint64_t n = seed ? strtoull(seed, NULL, 10) : 20250, got[KVP_PART_ROLE_CNT], rest;
-	printf("# KVP_SEED=%llu\n", (unsigned long long)n);
+	uint64_t n = tap_seed(20250), got[KVP_PART_ROLE_CNT], rest;
 	kvp_rng_seed(&rng, n);
 	for (uint32_t i = 0; i < 64; i++)
 		token[i] = i + 1;

@@ -5,8 +5,6 @@
 #include "tests/procs.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define OPS 400	     /* at least */
 #define OPS_MAX 12000 /* until every place was met */
 #define FILLER 1     /* index slot outside the model, in a partition of its own */
@@ -250,12 +248,9 @@ static int kill_in_steps(void)
 
 int main(void)
 {
-	const char *fixed = getenv("KVP_SEED");
-	uint64_t seed =
-		fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+	uint64_t seed = tap_seed(0);
 	if (TAP_IS_TSAN)
 		return skip_all(TAP_PROCESSES);
-	printf("# seed %llu\n", (unsigned long long)seed);
 	model = malloc(sizeof(*model));
 	match = malloc(sizeof(*match));
 	op = malloc(sizeof(*op));

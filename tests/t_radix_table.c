@@ -3,8 +3,6 @@
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define PART 5
 #define CHAINS 9000u
 #define SLOTS 3u
@@ -80,9 +78,7 @@ static struct kvp_radix_stats stats(void)
 
 int main(void)
 {
-	const char *fixed = getenv("KVP_SEED");
-	struct rng r = {fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL)};
-	printf("# seed %llu\n", (unsigned long long)r.s);
+	struct rng r = {tap_seed(0)};
 	match = malloc(sizeof(*match));
 	if (seg_new(&seg, &geom) || kvp_radix_join(seg.pub, &geom, &radix) ||
 		kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &w, NULL))

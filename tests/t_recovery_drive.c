@@ -243,9 +243,7 @@ static void random_histories(void)
 
 int main(void)
 {
-	const char *v = getenv("KVP_SEED");
-	state = v ? strtoull(v, NULL, 0) : 4711;
-	printf("# KVP_SEED=%llu\n", (unsigned long long)state);
+	state = tap_seed(4711);
 	list();
 	set();
 	changes();

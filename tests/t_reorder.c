@@ -125,9 +125,7 @@ static void grows(void)
 
 int main(void)
 {
-	const char *seed = getenv("KVP_SEED");
-	rnd = seed ? strtoull(seed, NULL, 10) : 1;
-	printf("# KVP_SEED=%llu\n", (unsigned long long)rnd);
+	rnd = tap_seed(1);
 	against_model(1, 3, 20000);
 	against_model(7, 12, 50000);
 	against_model(8, 12, 50000);

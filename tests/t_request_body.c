@@ -2,7 +2,6 @@
 #include "daemons/common/request_body.h"
 #include "tests/tap.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 static struct kvp_parse p;

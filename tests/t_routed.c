@@ -248,7 +248,6 @@ static void killed(uint64_t seed)
 
 int main(void)
 {
-	const char *given = getenv("KVP_SEED");
 	match = calloc(1, sizeof(*match));
 	if (!match)
 		return 1;
@@ -257,7 +256,7 @@ int main(void)
 	limits();
 	ranks_go();
 	big_path();
-	killed(given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL));
+	killed(tap_seed(0));
 	struct kvp_routed_cfg cfg = config();
 	struct kvp_routed *none = NULL;
 	cfg.entry_max = 0;

@@ -216,10 +216,8 @@ static uint64_t play(uint64_t seed, uint64_t pace_ns, uint32_t *faults)
 
 static void test_random(void)
 {
-	const char *env = getenv("KVP_SEED");
-	uint64_t seed = env ? strtoull(env, NULL, 0) : 42;
+	uint64_t seed = tap_seed(42);
 	uint32_t faults = 0;
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
 	uint64_t late = play(seed, 0, &faults);
 	is_u64(play(seed, 700000, &faults), late, "stamps don't depend on how late the caller looks");
 	is_u64(play(seed, 25 * MS, &faults), late, "nor on the pace");

@@ -725,8 +725,7 @@ static void one_event(struct fake *f, uint32_t request_mode, uint32_t response_m
 
 static void any_order(void)
 {
-	seed = getenv("KVP_SEED") ? strtoull(getenv("KVP_SEED"), NULL, 0) : 20240229;
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
+	seed = tap_seed(20240229);
 	uint32_t bad = 0, routed = 0, freed = 0;
 	for (int i = 0; i < 30000 && !bad; i++) {
 		struct fake *f = begin(draw(2) ? AT_ONCE : LATER);

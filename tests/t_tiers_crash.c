@@ -4,8 +4,6 @@
 #include "tests/procs.h"
 #include "tests/tap.h"
 
-#include <time.h>
-
 #define OPS 250	     /* at least */
 #define OPS_MAX 4000 /* until every place was met */
 
@@ -104,12 +102,9 @@ static int kill_in_ops(uint64_t seed)
 
 int main(void)
 {
-	const char *fixed = getenv("KVP_SEED");
-	uint64_t seed =
-		fixed ? strtoull(fixed, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+	uint64_t seed = tap_seed(0);
 	if (TAP_IS_TSAN)
 		return skip_all(TAP_PROCESSES);
-	printf("# seed %llu\n", (unsigned long long)seed);
 	model = malloc(sizeof(*model));
 	match = malloc(sizeof(*match));
 	op = malloc(sizeof(*op));

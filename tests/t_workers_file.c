@@ -3,7 +3,6 @@
 #include "tests/tap.h"
 
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define MS 1000000ull

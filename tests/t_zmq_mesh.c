@@ -2,7 +2,6 @@
  * loop. */
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 #include <zmq.h>
 
 #include "ipc/zmq_mesh.h"

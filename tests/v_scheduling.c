@@ -424,10 +424,8 @@ static void tie_distribution(struct kvp_json_val v)
 	struct kvp_score_request q = {.isl_tok = 16, .block_size = (uint32_t)vec_u64(v, "block_size")};
 	uint32_t n = (uint32_t)kvp_json_len(vec_get(v, "workers")), hit[RANKS_MAX] = {0};
 	double total = (double)vec_u64(v, "selections");
-	const char *seed = getenv("KVP_SEED");
 	struct kvp_rng rng;
-	kvp_rng_seed(&rng, seed ? strtoull(seed, NULL, 10) : 2024);
-	printf("# KVP_SEED=%" PRIu64 "\n", rng.state);
+	kvp_rng_seed(&rng, tap_seed(2024));
 	kvp_score_all(&q, r, n);
 	for (int i = 0; i < (int)total; i++)
 		hit[kvp_score_pick(&q, r, n, &rng)]++;

@@ -140,10 +140,9 @@ static uint64_t kills(uint64_t seed, uint64_t run_ms)
 /* ring_run is the whole run: faults that were seen at any time. */
 static uint64_t ring_run(const struct kvp_geom *g)
 {
-	const char *s = getenv("KVP_SEED"), *t = getenv("KVP_TORTURE_S");
-	uint64_t seed = s ? strtoull(s, NULL, 10) : now_ms();
+	const char *t = getenv("KVP_TORTURE_S");
+	uint64_t seed = tap_seed(0);
 	uint64_t run_ms = (t ? strtoull(t, NULL, 10) : 2) * 1000;
-	printf("# seed %" PRIu64 "\n", seed);
 	ring_end = shared(sizeof(*ring_end));
 	slot_mem = shared(kvp_slot_footprint(g));
 	kvp_slot_new(slot_mem, g);

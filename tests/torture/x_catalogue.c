@@ -222,15 +222,14 @@ static uint64_t threads(uint64_t end, uint64_t *leaves)
 
 int main(void)
 {
-	const char *env = getenv("KVP_TORTURE_S"), *seed = getenv("KVP_SEED");
+	const char *env = getenv("KVP_TORTURE_S");
 	uint64_t run_ms = env ? strtoull(env, NULL, 10) * 1000 : 2000;
 	uint64_t end = now_ms() + run_ms, kills = 0;
 	void *mem = shared(kvp_catalogue_footprint(&geom));
 	tally = shared(sizeof(*tally));
 	if (kvp_catalogue_new(mem, &geom) || kvp_catalogue_join(mem, &geom, &shared_cat))
 		return 1;
-	tally->seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)now_ms() | 1;
-	printf("# KVP_SEED=%llu\n", (unsigned long long)tally->seed);
+	tally->seed = tap_seed(0);
 	fflush(stdout);
 #ifdef KVP_ATOMIC_C11
 	uint64_t lost = threads(end, &kills);

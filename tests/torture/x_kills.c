@@ -377,14 +377,13 @@ static void end_all(uint64_t *odd)
 
 int main(void)
 {
-	const char *fixed = getenv("KVP_SEED"), *n = getenv("KVP_KILLS");
+	const char *n = getenv("KVP_KILLS");
 	uint64_t kills = n ? strtoull(n, NULL, 10) : getenv("KVP_TORTURE_S") ? 1000 : 100;
 	uint64_t odd = 0, stuck = 0, by_role[ROLES] = {0}, from[PROCS];
 	if (TAP_IS_TSAN)
 		return skip_all(TAP_PROCESSES);
-	seed = fixed ? strtoull(fixed, NULL, 0) : now();
+	seed = tap_seed(0);
 	struct rng g = {seed};
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
 	if (make_all())
 		return 1;
 	for (uint32_t p = 0; p < PROCS; p++) {

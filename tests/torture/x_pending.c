@@ -105,12 +105,12 @@ static uint64_t run(uint64_t seconds)
 {
 	pid_t pid[WORKERS];
 	uint32_t gen[WORKERS];
-	uint64_t kills = 0, x = (uint64_t)time(NULL) | 1, end = (uint64_t)time(NULL) + seconds + 1;
+	uint64_t kills = 0, x = tap_seed(0) | 1, end = now_ms() + seconds * 1000;
 	for (uint32_t i = 0; i < WORKERS; i++)
 		pid[i] = start(i, gen[i] = 1);
-	while ((uint64_t)time(NULL) < end) {
+	while (now_ms() < end) {
 		uint32_t v = (uint32_t)(mix(&x) % WORKERS);
-		usleep((useconds_t)(mix(&x) % 3000));
+		usleep((useconds_t)(mix(&x) % 3000)); /* killed at some moment */
 		kill(pid[v], SIGKILL);
 		waitpid(pid[v], NULL, 0);
 		kvp_pending_sweep_owner(&f.p, KVP_OWNER(v + 1, gen[v]));

@@ -41,12 +41,11 @@ static pid_t start_writer(uint64_t seed)
 
 int main(void)
 {
-	const char *fixed = getenv("KVP_SEED"), *s = getenv("KVP_TORTURE_S");
-	uint64_t seed = fixed ? strtoull(fixed, NULL, 0) : now(), kills = 0, bad_exit = 0, end;
+	const char *s = getenv("KVP_TORTURE_S");
+	uint64_t seed = tap_seed(0), kills = 0, bad_exit = 0, end;
 	struct rng g = {seed};
 	if (TAP_IS_TSAN)
 		return skip_all(TAP_PROCESSES);
-	printf("# seed %llu\n", (unsigned long long)seed);
 	oracle = seg_map(sizeof(*oracle));
 	if (!oracle || seg_new(&seg, &geom))
 		return 1;

@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
 static const struct kvp_geom geom = {.slot_max = 8,
 	.rank_max = 64,
@@ -326,9 +325,8 @@ static void logs(void)
 
 int main(void)
 {
-	const char *s = getenv("KVP_SEED"), *t = getenv("KVP_TORTURE_S");
-	uint64_t seed = s ? strtoull(s, NULL, 10) : now_ms();
-	printf("# KVP_SEED=%" PRIu64 "\n", seed);
+	const char *t = getenv("KVP_TORTURE_S");
+	uint64_t seed = tap_seed(0);
 	tree(seed, (t ? strtoull(t, NULL, 10) : 1) * 1000);
 	wakes();
 	logs();
