@@ -104,7 +104,7 @@ static void feed_lines(struct kvp_usage_scan *u, const char *data, size_t len)
 	}
 }
 
-void kvp_usage_feed(struct kvp_usage_scan *u, const char *data, size_t len)
+void kvp_usage_read(struct kvp_usage_scan *u, const char *data, size_t len)
 {
 	if (!len)
 		return;
@@ -116,7 +116,7 @@ void kvp_usage_feed(struct kvp_usage_scan *u, const char *data, size_t len)
 	}
 }
 
-int kvp_usage_end(struct kvp_usage_scan *u, struct kvp_usage *out)
+int kvp_usage_done(struct kvp_usage_scan *u, struct kvp_usage *out)
 {
 	struct kvp_usage found = {.has = 0};
 	int any;

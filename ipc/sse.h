@@ -49,10 +49,10 @@ void kvp_usage_open(
 	struct kvp_usage_scan *u, enum kvp_usage_form form, struct kvp_json *json, size_t body_max_bytes);
 void kvp_usage_close(struct kvp_usage_scan *u); /* twice is fine */
 
-/* kvp_usage_feed takes the next bytes. Without memory they are dropped. */
-void kvp_usage_feed(struct kvp_usage_scan *u, const char *data, size_t len);
+/* kvp_usage_read takes the next bytes. Without memory they are dropped. */
+void kvp_usage_read(struct kvp_usage_scan *u, const char *data, size_t len);
 
-/* kvp_usage_end: the response is over (an event stream's last line needs no line end). KVP_OK and *out, or
+/* kvp_usage_done: the response is over (an event stream's last line needs no line end). KVP_OK and *out, or
  * KVP_ERR_NOTFOUND: absent, null, not JSON, too long. */
-int kvp_usage_end(struct kvp_usage_scan *u, struct kvp_usage *out);
+int kvp_usage_done(struct kvp_usage_scan *u, struct kvp_usage *out);
 #endif

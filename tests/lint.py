@@ -18,10 +18,12 @@ ARROWS = {
     "ipc": {"kvpick", "ipc"},
     "daemons/common": {"kvpick", "shm", "ipc", "daemons/common"},
 }
+LINKED = {"shm", "ipc", "daemons/common", "daemons/extproc", "daemons/peer", "daemons/discovery", "daemons/sidecar"}
 LIBRARY_BAN = {
     "shm": re.compile(r"#include <(zmq|grpc|protobuf|liburing|msgpack|simdjson|http_parser)"),
 }
 found = []
+named = {}  # function -> the file that defines it
 
 
 def report(path, line, text):
@@ -80,6 +82,16 @@ def check_functions(path, code):
             start = None
 
 
+def check_names(path, rel, code):
+    """Tests link all libraries into one program, which `make all` does not: a global name must be there once."""
+    if folder_of(rel) not in LINKED or path.suffix != ".c":
+        return
+    for m in re.finditer(r"^(?!static\b)[a-z][^;{}()=]*?[ *](\w+)\([^;{}]*\)\s*\n\{", code, re.M):
+        other = named.setdefault(m.group(1), path)
+        if other != path and m.group(1) != "main":
+            report(path, code[:m.start()].count("\n") + 1, f"{m.group(1)} is in {other.relative_to(ROOT)}, too")
+
+
 def check_contract(path, rel, text):
     folder = rel.split("/")[0]
     if path.suffix != ".h" or folder not in CONTRACT or path.name in PURE_HEADERS or path.name.endswith("_priv.h"):
@@ -117,6 +129,7 @@ def check_file(path):
             report(path, i, "unfinished place")
     check_includes(path, rel, lines)
     check_functions(path, code)
+    check_names(path, rel, code)
     check_contract(path, rel, text)
 
 

@@ -18,8 +18,8 @@ static int whole(
 	size_t len = strlen(text);
 	kvp_usage_open(&u, form, json, 1 << 20);
 	for (size_t at = 0; at < len; at += step)
-		kvp_usage_feed(&u, text + at, len - at < step ? len - at : step);
-	int rc = kvp_usage_end(&u, out);
+		kvp_usage_read(&u, text + at, len - at < step ? len - at : step);
+	int rc = kvp_usage_done(&u, out);
 	if (events)
 		*events = u.event_cnt;
 	kvp_usage_close(&u);
@@ -42,10 +42,11 @@ static void test_stream(void)
 		struct kvp_usage_scan u;
 		struct kvp_usage h = {.has = 0};
 		kvp_usage_open(&u, KVP_USAGE_SSE, json, 0);
-		kvp_usage_feed(&u, text, cut);
-		kvp_usage_feed(&u, text + cut, len - cut);
+		kvp_usage_read(&u, text, cut);
+		kvp_usage_read(&u, text + cut, len - cut);
 		wrong +=
-			kvp_usage_end(&u, &h) != KVP_OK || memcmp(&h, &g, sizeof(h)) != 0 || u.event_cnt != 2;
+			kvp_usage_done(&u, &h) != KVP_OK ||
+				memcmp(&h, &g, sizeof(h)) != 0 || u.event_cnt != 2;
 		kvp_usage_close(&u);
 	}
 	is_u64(wrong, 0, "R15: the same for a cut at each of %zu places", len - 1);
@@ -96,27 +97,27 @@ static void test_bounds(void)
 	kvp_usage_open(&u, KVP_USAGE_SSE, json, 0);
 	size_t most = 0;
 	for (size_t at = 0; at < 131072; at += 4096) {
-		kvp_usage_feed(&u, x + at, 4096);
+		kvp_usage_read(&u, x + at, 4096);
 		most = u.cap > most ? u.cap : most;
 	}
 	static const char tail[] = "data: " USE("8", "2", "10", "4");
-	kvp_usage_feed(&u, "\n", 1);
-	kvp_usage_feed(&u, tail, sizeof(tail) - 1);
+	kvp_usage_read(&u, "\n", 1);
+	kvp_usage_read(&u, tail, sizeof(tail) - 1);
 	ok(most <= 65536 && u.dropped, "a line of 131072 bytes is not kept (%zu bytes)", most);
-	ok(kvp_usage_end(&u, &g) == KVP_OK && g.cached_tok == 4, "the line behind it is read");
+	ok(kvp_usage_done(&u, &g) == KVP_OK && g.cached_tok == 4, "the line behind it is read");
 	kvp_usage_close(&u);
 	kvp_usage_open(&u, KVP_USAGE_SSE, json, 0);
-	kvp_usage_feed(&u, x, 131072);
+	kvp_usage_read(&u, x, 131072);
 	is_u64(u.len, 0, "a line over the bound empties the buffer");
-	kvp_usage_feed(&u, tail, sizeof(tail) - 1);
-	ok(kvp_usage_end(&u, &g) == KVP_OK && g.cached_tok == 4, "and the usage behind it is still found");
+	kvp_usage_read(&u, tail, sizeof(tail) - 1);
+	ok(kvp_usage_done(&u, &g) == KVP_OK && g.cached_tok == 4, "and the usage behind it is still found");
 	kvp_usage_close(&u);
 	kvp_usage_open(&u, KVP_USAGE_JSON, json, 1000);
-	kvp_usage_feed(&u, x, 600);
-	kvp_usage_feed(&u, x, 600);
+	kvp_usage_read(&u, x, 600);
+	kvp_usage_read(&u, x, 600);
 	ok(u.len == 0 && u.dropped == 1, "a body over its bound is given up");
-	kvp_usage_feed(&u, tail + 6, sizeof(tail) - 7);
-	ok(kvp_usage_end(&u, &g) == KVP_ERR_NOTFOUND, "with what follows");
+	kvp_usage_read(&u, tail + 6, sizeof(tail) - 7);
+	ok(kvp_usage_done(&u, &g) == KVP_ERR_NOTFOUND, "with what follows");
 	kvp_usage_close(&u);
 	kvp_usage_close(&u);
 	free(x);

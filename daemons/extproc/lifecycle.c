@@ -307,7 +307,7 @@ static void end_usage(struct kvp_job *j)
 {
 	struct kvp_usage u;
 	struct kvp_ctr_column_shm *c = j->x->boot.ctr;
-	if (kvp_usage_end(&j->usage, &u) == KVP_OK) {
+	if (kvp_usage_done(&j->usage, &u) == KVP_OK) {
 		if (u.has & KVP_USAGE_HAS_CACHED) {
 			kvp_hist_add(c, KVP_HIST_EPP_CACHED_TOK, u.cached_tok);
 			kvp_ctr_add(c, KVP_CTR_EPP_REPORTED_TOK, u.cached_tok);
@@ -331,7 +331,7 @@ void kvp_epp_response_body(void *ctx, const void *body, size_t len, int end_of_s
 	if (!j->has_usage)
 		return;
 	if (len) {
-		kvp_usage_feed(&j->usage, body, len);
+		kvp_usage_read(&j->usage, body, len);
 		track_output(j);
 	}
 	if (end_of_stream)

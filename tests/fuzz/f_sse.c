@@ -15,10 +15,10 @@ static int scan(const uint8_t *data, size_t len, size_t step, enum kvp_usage_for
 	struct kvp_usage_scan u;
 	kvp_usage_open(&u, form, json, 8192);
 	for (size_t at = 0; at < len; at += step) {
-		kvp_usage_feed(&u, (const char *)data + at, len - at < step ? len - at : step);
+		kvp_usage_read(&u, (const char *)data + at, len - at < step ? len - at : step);
 		KVP_ASSERT(u.len <= u.cap && u.cap <= KVP_USAGE_LINE_MAX);
 	}
-	int rc = kvp_usage_end(&u, out);
+	int rc = kvp_usage_done(&u, out);
 	*events = u.event_cnt;
 	*dropped = u.dropped;
 	kvp_usage_close(&u);
