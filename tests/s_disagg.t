@@ -209,8 +209,9 @@ def roles_missing():
             tap.same(head.set.get(PREFILLER), "10.0.0.21:8000", "with both roles there is a pair again")
             s.reset()
             ready = {"prefill": 1, "decode": 1, "aggregated": 0}
-            tap.ok(all(f'kvpick_schedulable_workers{{role="{r}"}} {n}\n' in node.call("GET", "/metrics")[1]
-                       for r, n in ready.items()), "Roles: a gauge for each")
+            text = node.call("GET", "/metrics")[1]
+            tap.ok(all(f'kvpick_schedulable_workers{{role="{r}"}} {n}\n' in text for r, n in ready.items()) and
+                   'inference_pool_ready_pods{name="default"} 2\n' in text, "Roles: a gauge for each, and one for all", text)
             # a worker that changes its role leaves the one and joins the other
             node.write([(1, "decode", "10.0.0.21:8000"), (7, "prefill", "10.0.0.7:8000")])
             wait_for(lambda: {w["worker_id"]: w["role"] for w in node.table("workers")} == {1: "decode", 7: "prefill"})
@@ -504,7 +505,7 @@ def sagas():
                 kills += 1
             wait_for(lambda: load.poll() is not None or len(node.children().get("kvpick-extproc", [])) == 2, 2)
         out = load.communicate(timeout=120 * SLOW)[0]
-        print("#", out.strip(), f"kills={kills} flaps={flaps}")
+        print("#", out.strip(), f"kills={kills} flaps={flaps} restarted={node.plan('restarted'):.0f}")
         got = dict(x.split("=", 1) for x in out.split()[:9] if "=" in x)
         tap.ok(got.get("streams") == "10000" and got.get("violations") == "0", "no plan with one leg is shown, no rule of the filter broken", out)
         tap.ok(kills > 2 and int(got["routed"]) > 1000, f"{kills} kills, {got['routed']} answers")
@@ -536,6 +537,44 @@ def role_config():
         end(node, envoy, "role config")
     for e in engines:
         e.close()
+
+
+def no_port():
+    """A worker that can't be named once it is booked, here because the port of its second rank would be 65536: as one
+    that has gone, the plan begins anew, once."""
+    two = {"data_parallel_size": 2}
+    ports = {"KVPICK_EPP_DP_ROUTING": "port", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}
+    pairs = [(1, "prefill", "10.0.0.21:8000"), (7, "decode", "10.0.0.7:65535", two)]
+
+    def never(non_cached):
+        return {"DYN_ROUTER_CONDITIONAL_DISAGG": "true", "KVPICK_CONDITIONAL_DISAGG_NON_CACHED_TOKENS": non_cached,
+                "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY": "non_cached_tokens"}
+    # undone: of the two plans one asks for prefill first, where that is asked for at all
+    for name, pool, env, dest, text, undone in (
+            ("a pair", pairs, {}, "10.0.0.7:65535", "no decode endpoints available", 1),
+            ("local or remote", pairs, never("1000"), "10.0.0.7:65535", "no decode endpoints available", 1),
+            ("never remote", pairs, never("0"), "10.0.0.7:65535", "no decode endpoints available", 0),
+            ("without roles", [(9, "", "10.0.0.9:65535", two)], {"DYN_EPP_TOPOLOGY_MODE": "aggregated"}, "10.0.0.9:65535",
+             "no endpoints available", 0)):
+        with Disagg(RENDERER, pool, env={**ports, **env}) as node:
+            envoy = node.envoy()
+            got, fresh = [], iter(range(10, 1000))
+
+            def takes_first():
+                got[:] = routed(envoy, COMPLETIONS, prompt(next(fresh), 8))
+                return got[1].kind == "request_headers"
+            wait_for(takes_first)  # of two idle ranks one is taken at random; what was sent to it stays
+            first, head, _ = got
+            tap.same(head.destination, dest, f"{name}: the first rank")
+            before = [node.plan("restarted"), node.counter("pick_vanished_total"), node.plan("undone")]
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(2, 8))
+            tap.same((head.kind, head.status, head.text), ("immediate", 503, text), f"{name}: the second one has no port")
+            after = [node.plan("restarted"), node.counter("pick_vanished_total"), node.plan("undone")]
+            tap.same([y - x for x, y in zip(before, after)], [1, 1, undone],
+                     f"{name}: it was tried twice, and what was booked was freed")
+            tap.same(sum(x[2] for w, x in node.roles_load().items() if w != 1), 1, f"{name}: only the first is booked")
+            first.reset()
+            end(node, envoy, f"no port, {name}")
 
 
 def one_place():
@@ -746,7 +785,7 @@ def whole_way():
 
 
 for part in (happy, api, balance, roles_missing, waits, conditional, ranks, domains, sessions, role_config, one_place,
-             events, replicas, kills, sagas, broken_off, whole_way):
+             no_port, events, replicas, kills, sagas, broken_off, whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()
 sys.exit(tap.done())

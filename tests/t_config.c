@@ -355,6 +355,15 @@ static void other_pickers(void)
 	good("", COND "max_local_prefill_length;" LENGTH "=0", "and so may be the length");
 	good("", "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY=non_cached_tokens",
 		"what is switched off needs no threshold");
+	good("", EPP ";DYN_EPP_TOPOLOGY_MODE=disaggregated;DYN_ROUTER_PREDICTED_TTL_SECS=5",
+		"Role config: predicted TTL: the settings of both roles are valid with it");
+	good("",
+		EPP ";DYN_EPP_TOPOLOGY_MODE=disaggregated;DYN_ROUTER_PREFILL_LOAD_MODEL=none;"
+		    "DYN_EPP_SELECTION_HTTP_PORT=8093",
+		"Role config: prefill load model and serve-indexer");
+	ok(cfg.eff.disaggregated && cfg.prefill_load_model == 0 && cfg.eff.dump_port == 8093,
+		"Role config: are inherited by both");
+	BAD("", EPP ";DYN_EPP_TOPOLOGY_MODE=disaggregated;DYN_ROUTER_PREFILL_LOAD_MODEL=aic", "LOAD_MODEL");
 	good("", EPP, "roles' words");
 	ok(cfg.role_vocabulary == KVP_ROLES_DYN && !strcmp(cfg.worker_role_label, "nvidia.com/role"),
 		"are dyn's by default");

@@ -278,7 +278,16 @@ static void gateway_scheduler(
 		"build_ref=\"" KVPICK_VERSION "\"", 1);
 }
 
-static void gateway_pool(struct kvp_text *t, const struct kvp_region *r, const char *pool)
+/* Workers that requests of the topology may get. */
+static uint64_t ready(const struct kvp_region *r, const struct kvp_config *cfg)
+{
+	return cfg->eff.disaggregated ? (uint64_t)kvp_cat_schedulable_cnt(&r->cat, KVP_PART_PREFILL) +
+						kvp_cat_schedulable_cnt(&r->cat, KVP_PART_DECODE)
+				      : kvp_cat_schedulable_cnt(&r->cat, KVP_PART_AGGREGATED);
+}
+
+static void gateway_pool(
+	struct kvp_text *t, const struct kvp_region *r, const struct kvp_config *cfg, const char *pool)
 {
 	struct kvp_cat_rank_info info;
 	struct kvp_load l;
@@ -292,8 +301,7 @@ static void gateway_pool(struct kvp_text *t, const struct kvp_region *r, const c
 		ranks++;
 	}
 	snprintf(labels, sizeof(labels), "name=\"%s\"", pool);
-	one_value(t, "inference_pool_ready_pods", "gauge", "schedulable workers", labels,
-		kvp_cat_schedulable_cnt(&r->cat, KVP_PART_AGGREGATED));
+	one_value(t, "inference_pool_ready_pods", "gauge", "schedulable workers", labels, ready(r, cfg));
 	head(t, "inference_pool_average_running_requests", "gauge", "live bookings a rank");
 	kvp_text_add(t, "inference_pool_average_running_requests{%s} %.9g\n", labels,
 		ranks ? (double)requests / (double)ranks : 0);
@@ -302,10 +310,11 @@ static void gateway_pool(struct kvp_text *t, const struct kvp_region *r, const c
 		ranks ? (double)waiting(r) / (double)ranks : 0);
 }
 
-static void gateway(struct kvp_text *t, const struct kvp_region *r, const char *name, const char *pool)
+static void gateway(struct kvp_text *t, const struct kvp_region *r, const struct kvp_config *cfg,
+	const char *name, const char *pool)
 {
 	char model[4400];
-	gateway_pool(t, r, pool);
+	gateway_pool(t, r, cfg, pool);
 	snprintf(model, sizeof(model), "model_name=\"%s\",target_model_name=\"%s\"", name, name);
 	gateway_requests(t, r, model);
 	gateway_errors(t, r, model);
@@ -331,5 +340,5 @@ void kvp_metrics_epp(struct kvp_text *t, const struct kvp_region *r, const struc
 	tokens(t, r, model);
 	router(t, r, model, pool);
 	selections(t, r, model);
-	gateway(t, r, name, pool);
+	gateway(t, r, cfg, name, pool);
 }
