@@ -173,8 +173,9 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 	struct kvp_select_answer a;
 	uint64_t h, *seq = NULL;
 	uint32_t cnt = 0;
-	int ok = info && kvp_resv_find(b, l->id, l->id_len, &h) == KVP_OK &&
-		 kvp_resv_info(b, h, info) == KVP_OK;
+	static const char suffix[] = "~1";
+	int ok = info && l->id_len + sizeof(suffix) <= sizeof(l->id) &&
+		 kvp_resv_find(b, l->id, l->id_len, &h) == KVP_OK && kvp_resv_info(b, h, info) == KVP_OK;
 	if (ok)
 		seq = malloc((info->seq_cnt + 1) * sizeof(*seq));
 	ok = seq && kvp_resv_seq(b, h, 0, seq, info->seq_cnt, &cnt) == KVP_OK;
@@ -199,8 +200,8 @@ static void move_booking(struct kvp_job *j, const struct kvp_pool_member *m, uin
 			.eagle = KVP_UNSET};
 		renew_never(l);
 		kvp_epp_free_id(x, l->id, l->id_len);
-		memcpy(l->id + l->id_len, "~1", 3);
-		l->id_len += 2;
+		memcpy(l->id + l->id_len, suffix, sizeof(suffix));
+		l->id_len += sizeof(suffix) - 1;
 		q.selection_id = id_of(l);
 		int status = kvp_selection_reserve(x->selection, &q, &a);
 		kvp_epp_count(x, status == 201 ? KVP_CTR_EPP_MOVED : KVP_CTR_EPP_NOT_MOVED);

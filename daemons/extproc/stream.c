@@ -383,8 +383,11 @@ static void response_headers(struct kvp_stream *s, const struct kvp_extproc_req 
 	begin_response(s);
 	if (!s->http_status)
 		s->http_status = status_of(m);
-	if (s->booked && m->served.len)
+	/* A proxy knows it once; one that says it again and again must not move the booking each time. */
+	if (s->booked && m->served.len && !s->has_served) {
+		s->has_served = 1;
 		s->ops->served(s->ctx, m->served);
+	}
 	s->ops->response_headers(s->ctx, m->header, m->header_cnt);
 	stream_say(s, KVP_EXTPROC_ANSWER_RESPONSE_HEADERS);
 	if (m->end_of_stream || s->response_mode == KVP_EXTPROC_BODY_NONE)

@@ -86,7 +86,7 @@ struct kvp_stream_ops {
 	void (*pick)(void *ctx, const struct kvp_pick_ask *ask);
 	void (*cancel)(void *ctx); /* the pick, or what admit took: nothing more is wanted */
 	void (*prefill_done)(void *ctx);
-	void (*served)(void *ctx, struct kvp_extproc_str endpoint);
+	void (*served)(void *ctx, struct kvp_extproc_str endpoint); /* at most once */
 	void (*response_headers)(void *ctx, const struct kvp_extproc_header *header, uint32_t cnt);
 	void (*response_body)(void *ctx, const void *body, size_t len, int end_of_stream);
 	void (*release)(void *ctx); /* the booking */
@@ -117,7 +117,7 @@ struct kvp_stream {
 	uint32_t request_mode, response_mode;
 	unsigned checked : 1, has_headers : 1, body_over : 1, body_message : 1, trailers : 1,
 		trailers_answered : 1, admitted : 1, booked : 1, prefilled : 1, response_over : 1, failed : 1,
-		rejected : 1;
+		rejected : 1, has_served : 1;
 	enum kvp_pick_form form;
 	uint32_t late_cnt; /* body messages that await their empty answer */
 	uint32_t stripped; /* bits of the conditional header names that the client sent */
