@@ -25,6 +25,7 @@ RENDERER = Renderer()
 LIMITED = {"max_num_batched_tokens": 16}
 QUEUE = {"DYN_ROUTER_QUEUE_THRESHOLD": "1.0", "DYN_EPP_MAX_NUM_BATCHED_TOKENS": "16"}
 PREFILL = [(1, "prefill", "10.0.0.21:8000"), (2, "prefill", "10.0.0.22:8000")]
+EMBEDDINGS = [(":method", "POST"), (":path", "/v1/embeddings"), ("content-type", "application/json")]
 DECODE = [(7, "decode", "10.0.0.7:8000"), (8, "decode", "10.0.0.8:8000")]
 
 
@@ -388,14 +389,146 @@ def ranks():
         for s, _, _ in streams:
             s.reset()
         end(node, envoy, "ranks of one leg")
-    with Disagg(RENDERER, pool, env={"KVPICK_EPP_DP_ROUTING": "port", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}) as node:
-        envoy = node.envoy()
-        streams = [routed(envoy, COMPLETIONS, prompt(i, 4)) for i in range(2)]
-        tap.same(sorted(h.set[PREFILLER] for _, h, _ in streams), ["10.0.0.21:8000", "10.0.0.21:8001"],
-                 "with a port for each rank the prefill endpoint has its rank's")
-        for s, _, _ in streams:
+    env = {"KVPICK_EPP_DP_ROUTING": "port", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}
+    client = [("x-data-parallel-rank", "9"), ("x-prefiller-dp-rank", "9")]
+    for decode, told in (({}, [None] * 4), (two, ["0", "0", "1", "1"])):
+        pool[1] = (7, "decode", "10.0.0.7:8000", decode)
+        with Disagg(RENDERER, pool, env=env) as node:
+            envoy = node.envoy()
+            streams = [routed(envoy, COMPLETIONS + client, prompt(10 * i, 4)) for i in range(4)]
+            name = f"a port for each rank, decode ranks: {len(set(told))}"
+            tap.same(sorted(h.set[PREFILLER] for _, h, _ in streams), 2 * ["10.0.0.21:8000"] + 2 * ["10.0.0.21:8001"],
+                     f"{name}: the prefill endpoint has its rank's")
+            tap.same([h.set[DEST] for _, h, _ in streams], ["10.0.0.7:8000"] * 4,
+                     f"{name}: the destination is the one port of the sidecar")
+            tap.same(sorted(((h.set.get("x-data-parallel-rank")) for _, h, _ in streams), key=str),
+                     sorted(told, key=str), f"{name}: a header names the rank of a decode worker that has several")
+            tap.ok(all(("x-data-parallel-rank" in h.removed) != ("x-data-parallel-rank" in h.set) and
+                       "x-prefiller-dp-rank" in h.removed for _, h, _ in streams),
+                   f"{name}: the client's own rank headers never pass")
+            for s, _, _ in streams:
+                s.send(headers(RESPONSE_HEADERS, SSE, more=metadata(SERVED, "10.0.0.7:8000")))
+                s.reply()
+            tap.same(node.counter("booking_mismatch_total"), 0, f"{name}: who was named has served")
+            s, head, _ = routed(envoy, EMBEDDINGS + client, b'{"input":"x"}')
+            tap.ok(head.set[DEST] == "10.0.0.7:8000" and ("x-data-parallel-rank" in head.set) == (decode == two),
+                   f"{name}: a decode worker alone, too", head)
             s.reset()
-        end(node, envoy, "ports of ranks")
+            for s, _, _ in streams:
+                s.reset()
+            end(node, envoy, name)
+
+
+def served():
+    """A proxy tells once who served. One that tells again and again moves the booking once."""
+    two = {"data_parallel_size": 2}
+    pool = [(1, "prefill", "10.0.0.21:8000", two)] + [(*w, two) for w in DECODE]
+    with Disagg(RENDERER, pool, env={"KVPICK_EPP_DP_ROUTING": "header", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}) as node:
+        envoy = node.envoy()
+        for turn in range(4):
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(10 * turn, 5))
+            home = next(w for w in DECODE if w[2] == head.set[DEST])
+            other = next(w for w in DECODE if w != home)
+            first = node.ids()
+            for i in range(20):
+                s.send(headers(RESPONSE_HEADERS, SSE, more=metadata(SERVED, (home if i % 2 else other)[2])))
+                if not s.reply():
+                    break
+            tap.same(i, 19, f"{turn}: twenty answers about who served are answered")
+            tap.same(node.ids(), sorted([first[0] + "~1", first[1]]), f"{turn}: the first one moves the booking")
+            tap.same(sorted(node.roles_load().items()), [(1, (20, 5, 1)), (other[0], (0, 5, 1))],
+                     f"{turn}: to the worker that it names")
+            rank = [r["dp_rank"] for r in node.table("resv") if r["selection_id"].endswith("~1")]
+            tap.same(rank, [int(head.set["x-data-parallel-rank"])], f"{turn}: and to the rank that was asked for")
+            s.send(body(RESPONSE_BODY, b"x", True))
+            s.reply()
+            close(s)
+            idle(node, f"{turn}: who served")
+        tap.same((node.counter("booking_moved_total"), node.counter("booking_mismatch_total")), (4, 4), "counted once each")
+        end(node, envoy, "who served")
+
+
+def paths():
+    """Two workers share what a sidecar hands to two engines. All else is a decode worker's, prompt included."""
+    pool = PREFILL[:1] + DECODE[:1]
+    alone = [("/v1/embeddings", b'{"model":"m","input":"' + b"x" * 400 + b'"}', 106),
+             ("/v1/responses", b'{"model":"m","input":"' + b"x" * 400 + b'"}', 106),
+             ("/inference/v1/generate", b'{"token_ids":[1,2,3,4,5]}', 5), ("/generate", b'{"input_ids":[1,2,3,4,5]}', 5),
+             ("/v1/audio/transcriptions", b"x" * 1000, 250), ("/v1/completions/render", prompt(1, 5), None),
+             ("/v1/embeddings?to=/v1/completions", b'{"input":"x"}', None)]
+    both = ["/v1/completions", "/v1/completions?a=b", "/models/m/v1/completions", "/v1/chat/completions",
+            "/openai/deployments/m/chat/completions", None]
+    for setting in (None, "/responses, /v1/completions"):
+        env = {"KVPICK_EPP_DISAGG_PATHS": setting} if setting else {}
+        name = f"paths {setting or 'by default'}"
+        with Disagg(RENDERER, pool, env=env) as node:
+            envoy = node.envoy()
+
+            def to(path, data):
+                at = [(":method", "POST"), ("content-type", "application/json"), (PREFILLER, "127.0.0.1:9")]
+                s, head, _ = routed(envoy, at + ([(":path", path)] if path else []), data)
+                return s, head
+            cnt = 0
+            for path, data, tok in alone:
+                s, head = to(path, data)
+                if setting and path == "/v1/responses":
+                    tap.same(head.set, {DEST: "10.0.0.7:8000", PREFILLER: "10.0.0.21:8000"}, f"{name}: {path} is for two")
+                    s.reset()
+                    continue
+                cnt += 1
+                load = node.roles_load()
+                tap.same(head.set, {DEST: "10.0.0.7:8000"}, f"{name}: {path} goes to a decode worker alone")
+                tap.ok(PREFILLER in head.removed, f"{name}: {path}: the client's prefill header is removed")
+                tap.same([uuid_of(i)[1] for i in node.ids()], ["decode"], f"{name}: {path}: one booking")
+                tap.ok(list(load) == [7] and load[7][0] == (tok or load[7][0]) > 0,
+                       f"{name}: dynamo#13731: {path}: the decode worker is charged the prompt", load)
+                s.send(headers(RESPONSE_HEADERS, SSE), body(RESPONSE_BODY, b"1"))
+                s.reply(), s.reply()
+                tap.ok(wait_for(lambda: [x[0] for x in node.roles_load().values()] == [0]),
+                       f"{name}: {path}: until the first byte", node.roles_load())
+                close(s)
+                idle(node, f"{name}: {path}")
+            tap.same((node.plan("decode_only"), node.plan("fallback"), node.plan("local")), (cnt, 0, 0), f"{name}: counted")
+            for path in both:
+                s, head = to(path, chat(1, 5) if path is None or "chat" in path else prompt(1, 5))
+                pair = {DEST: "10.0.0.7:8000", PREFILLER: "10.0.0.21:8000"}
+                if setting and path and not path.split("?")[0].endswith("/v1/completions"):
+                    pair.pop(PREFILLER)
+                tap.same(head.set, pair, f"{name}: {path}: workers: {len(pair)}")
+                s.reset()
+            idle(node, name)
+            # nobody to prefill: they don't need him
+            node.write(DECODE[:1])
+            node.settled()
+            wait_for(lambda: to("/v1/completions", prompt(1, 5))[1].status == 503)
+            for path, data, _ in alone:
+                s, head = to(path, data)
+                want = (503, "no prefill endpoints available") if setting and path == "/v1/responses" else (None, "")
+                tap.same((head.status or None, head.text or ""), want, f"{name}: {path} without a prefill worker")
+                s.reset()
+            for method, path in (("GET", "/v1/models"), ("POST", "/v1/x"), ("DELETE", "/v1/completions")):
+                s = envoy.stream(headers(REQUEST_HEADERS, [(":method", method), (":path", path), (PREFILLER, "x:1")],
+                                         end=True, config=FULL))
+                head = s.reply()
+                tap.ok(head.set == {DEST: "10.0.0.7:8000"} and PREFILLER in head.removed,
+                       f"{name}: {method} {path} without a body and without a prefill worker", head)
+                close(s)
+            idle(node, f"{name}, without a prefill worker")
+            node.write(PREFILL[:1])
+            node.settled()
+            wait_for(lambda: to("/v1/completions", prompt(1, 5))[1].text == "no decode endpoints available")
+            s, head = to("/v1/embeddings", b'{"input":"x"}')
+            tap.same((head.status, head.text), (503, "no decode endpoints available"),
+                     f"{name}: without a decode worker it is refused, never sent to one that prefills")
+            end(node, envoy, name)
+    # where decode workers may prefill by their own judgement the path comes first
+    with Disagg(RENDERER, pool, env={"DYN_ROUTER_CONDITIONAL_DISAGG": "true"}) as node:
+        envoy = node.envoy()
+        s, head, _ = routed(envoy, EMBEDDINGS, b'{"input":"x"}')
+        tap.same((head.set, node.plan("decode_only"), node.plan("local")), ({DEST: "10.0.0.7:8000"}, 1, 0),
+                 "conditional: the path decides before the policy does")
+        s.reset()
+        end(node, envoy, "paths, conditional")
 
 
 def domains():
@@ -544,16 +677,13 @@ def no_port():
     that has gone, the plan begins anew, once."""
     two = {"data_parallel_size": 2}
     ports = {"KVPICK_EPP_DP_ROUTING": "port", "KVPICK_EPP_DATA_PARALLEL_SIZE": "2"}
-    pairs = [(1, "prefill", "10.0.0.21:8000"), (7, "decode", "10.0.0.7:65535", two)]
-
-    def never(non_cached):
-        return {"DYN_ROUTER_CONDITIONAL_DISAGG": "true", "KVPICK_CONDITIONAL_DISAGG_NON_CACHED_TOKENS": non_cached,
-                "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY": "non_cached_tokens"}
-    # undone: of the two plans one asks for prefill first, where that is asked for at all
-    for name, pool, env, dest, text, undone in (
-            ("a pair", pairs, {}, "10.0.0.7:65535", "no decode endpoints available", 1),
-            ("local or remote", pairs, never("1000"), "10.0.0.7:65535", "no decode endpoints available", 1),
-            ("never remote", pairs, never("0"), "10.0.0.7:65535", "no decode endpoints available", 0),
+    pairs = [(1, "prefill", "10.0.0.21:65535", two), (7, "decode", "10.0.0.7:8000")]
+    chain = {"KVPICK_EPP_KV_TRANSFER_ENFORCEMENT": "preferred"}
+    # undone: of the two plans of a pair one asks for prefill first, so that nothing else is booked
+    for name, pool, env, first_at, text, undone in (
+            ("a pair", pairs, {}, "10.0.0.21:65535", "no prefill endpoints available", 1),
+            ("a chain", pairs, chain, "10.0.0.21:65535", "no prefill endpoints available", 2),
+            ("fallback", pairs, {"DYN_ENFORCE_DISAGG": "false"}, "10.0.0.21:65535", None, 1),
             ("without roles", [(9, "", "10.0.0.9:65535", two)], {"DYN_EPP_TOPOLOGY_MODE": "aggregated"}, "10.0.0.9:65535",
              "no endpoints available", 0)):
         with Disagg(RENDERER, pool, env={**ports, **env}) as node:
@@ -565,12 +695,17 @@ def no_port():
                 return got[1].kind == "request_headers"
             wait_for(takes_first)  # of two idle ranks one is taken at random; what was sent to it stays
             first, head, _ = got
-            tap.same(head.destination, dest, f"{name}: the first rank")
+            tap.same(head.set.get(PREFILLER) or head.destination, first_at, f"{name}: the first rank")
             before = [node.plan("restarted"), node.counter("pick_vanished_total"), node.plan("undone")]
             s, head, _ = routed(envoy, COMPLETIONS, prompt(2, 8))
-            tap.same((head.kind, head.status, head.text), ("immediate", 503, text), f"{name}: the second one has no port")
+            if text:
+                tap.same((head.kind, head.status, head.text), ("immediate", 503, text), f"{name}: the second one has no port")
+            else:
+                tap.same(head.set, {DEST: "10.0.0.7:8000"}, f"{name}: without the second one the decode worker does both")
+                s.reset()
+                wait_for(lambda: len(node.ids()) == 2)
             after = [node.plan("restarted"), node.counter("pick_vanished_total"), node.plan("undone")]
-            tap.same([y - x for x, y in zip(before, after)], [1, 1, undone],
+            tap.same([y - x for x, y in zip(before, after)], [1, 1 if text else 0, undone],
                      f"{name}: it was tried twice, and what was booked was freed")
             tap.same(sum(x[2] for w, x in node.roles_load().items() if w != 1), 1, f"{name}: only the first is booked")
             first.reset()
@@ -784,8 +919,8 @@ def whole_way():
         way.close()
 
 
-for part in (happy, api, balance, roles_missing, waits, conditional, ranks, domains, sessions, role_config, one_place,
-             no_port, events, replicas, kills, sagas, broken_off, whole_way):
+for part in (happy, api, balance, roles_missing, waits, conditional, ranks, served, paths, domains, sessions, role_config,
+             one_place, no_port, events, replicas, kills, sagas, broken_off, whole_way):
     if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
         part()
 sys.exit(tap.done())

@@ -50,6 +50,35 @@ static void open_as(int32_t tokenizer)
 	kvp_ask_open(&p, &cfg);
 }
 
+static void test_pair_paths(void)
+{
+	static const struct {
+		const char *path;
+		int by_default, by_setting; /* "/responses,/v1/completions" */
+	} t[] = {{"/v1/chat/completions", 1, 0}, {"/v1/completions", 1, 1}, {" /v1/completions ", 1, 1},
+		{"/tenant/v1/completions?stream", 1, 1}, {"/v1/completions/", 0, 0}, {"completions", 0, 0},
+		{"/v1/embeddings?x=/v1/completions", 0, 0}, {"/v1/responses", 0, 1},
+		{"/v1/mycompletions", 0, 0}, {"/", 0, 0}, {"?", 0, 0}, {"", 1, 1}, {"  ", 1, 1},
+		{"/generate", 0, 0}};
+	struct kvp_ask_parser def, set, none;
+	kvp_ask_open(&def, &(struct kvp_ask_cfg){.model = "m", .pair_paths = "/completions"});
+	kvp_ask_open(&set, &(struct kvp_ask_cfg){.model = "m", .pair_paths = "/responses,/v1/completions"});
+	kvp_ask_open(&none, &(struct kvp_ask_cfg){.model = "m"});
+	for (size_t i = 0; i < sizeof(t) / sizeof(t[0]); i++) {
+		struct kvp_str path = {t[i].path, strlen(t[i].path)};
+		is_u64((uint64_t)kvp_ask_is_pair_path(&def, path), (uint64_t)t[i].by_default,
+			"two workers: '%s'", t[i].path);
+		is_u64((uint64_t)kvp_ask_is_pair_path(&set, path), (uint64_t)t[i].by_setting,
+			"two workers, as set: '%s'", t[i].path);
+		is_u64((uint64_t)kvp_ask_is_pair_path(&none, path), !t[i].path[strspn(t[i].path, " ")],
+			"two workers, no path set: '%s'", t[i].path);
+	}
+	ok(kvp_ask_is_pair_path(&def, (struct kvp_str){NULL, 0}), "no path is chat, so for two workers");
+	kvp_ask_close(&def);
+	kvp_ask_close(&set);
+	kvp_ask_close(&none);
+}
+
 static void test_paths(void)
 {
 	static const struct {
@@ -551,6 +580,7 @@ int main(void)
 {
 	open_as(KVP_TOK_VLLM_RENDER);
 	test_paths();
+	test_pair_paths();
 	test_priorities();
 	test_namespace();
 	test_headers();

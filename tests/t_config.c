@@ -307,6 +307,13 @@ static void rules(void)
 	BAD("", EPP ";KVPICK_EPP_DATA_PARALLEL_SIZE=2", "DATA_PARALLEL_SIZE;KVPICK_EPP_DP_ROUTING");
 	BAD("", EPP ";KVPICK_EPP_DATA_PARALLEL_SIZE=3;KVPICK_EPP_DP_ROUTING=port;DYN_EPP_KV_EVENT_PORT=65534",
 		"DYN_EPP_KV_EVENT_PORT;65536");
+	good("", EPP, "paths of two workers");
+	is_str(cfg.epp_disagg_paths, "/completions", "by default those that sidecars share");
+	good("", EPP ";KVPICK_EPP_DISAGG_PATHS= /completions , /responses,", "several ends of paths");
+	is_str(cfg.epp_disagg_paths, "/completions,/responses", "in one form");
+	BAD("", EPP ";KVPICK_EPP_DISAGG_PATHS=/a,completions", "KVPICK_EPP_DISAGG_PATHS;begin with a slash");
+	BAD("", EPP ";KVPICK_EPP_DISAGG_PATHS=/completions?x", "KVPICK_EPP_DISAGG_PATHS;no path has");
+	BAD("", EPP ";KVPICK_EPP_DISAGG_PATHS=,", "KVPICK_EPP_DISAGG_PATHS;no member");
 	BAD("", EPP ";DYN_EPP_TOPOLOGY_MODE=disaggregated;DYN_EPP_ROLE_LABEL=-x",
 		"DYN_EPP_WORKER_ROLE_LABEL");
 	good("", EPP ";DYN_EPP_ROLE_LABEL=-x", "the role label is not looked at in aggregated topology");

@@ -483,6 +483,19 @@ static void ports(void)
 	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, "\"targetPorts\":[{\"number\":65535}]"));
 	one_case(GOOD, "\"http://10.0.0.1:65535\" 0+1 {\"0\":\"tcp://10.0.0.1:5557\"}",
 		"there is no port 65536");
+	pool = pool_of(KVP_IPOOL_V1, SPEC(LABELS, "\"targetPorts\":[{\"number\":8000},{\"number\":8001}]"));
+	rules.roles = KVP_PODS_BY_LABEL;
+	rules.has_decode_events = 1;
+#define OF_ROLE(role) POD("\"app\":\"x\",\"nvidia.com/role\":\"" role "\"", "\"podIP\":\"10.0.0.1\"," READY)
+	one_case(OF_ROLE("prefill"),
+		"\"http://10.0.0.1:8000\" 0+2 {\"0\":\"tcp://10.0.0.1:5557\",\"1\":\"tcp://10.0.0.1:5558\"}",
+		"a pod that prefills has a port a rank");
+	one_case(OF_ROLE("decode"),
+		"\"http://10.0.0.1:8000\" 0+2 {\"0\":\"tcp://10.0.0.1:5557\",\"1\":\"tcp://10.0.0.1:5558\"}",
+		"a pod that decodes as many ranks as were told, behind its sidecar");
+	rules.rank_cnt = 1;
+	one_case(OF_ROLE("decode"), "\"http://10.0.0.1:8000\" 0+1 {\"0\":\"tcp://10.0.0.1:5557\"}",
+		"whatever ports the pool has");
 }
 
 /* ---- slices ---- */

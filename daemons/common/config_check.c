@@ -262,6 +262,8 @@ const char *kvp_cfg_check(enum kvp_cfg_check check, const char *v)
 		return check_members(v, check_http);
 	case CHECK_ALLOW_LIST:
 		return check_members(v, check_allow);
+	case CHECK_PATH_LIST:
+		return v[0] ? check_members(v, check_path) : "has no member";
 	}
 	return NULL;
 }

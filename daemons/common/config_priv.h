@@ -23,7 +23,8 @@ enum kvp_cfg_check {
 	CHECK_LISTEN_LIST,
 	CHECK_ZMQ_LIST,
 	CHECK_HTTP_LIST,
-	CHECK_ALLOW_LIST
+	CHECK_ALLOW_LIST,
+	CHECK_PATH_LIST
 };
 enum kvp_cfg_attr {
 	KVP_CFG_ATTR_SECRET = 1,      /* shown only as "set" */

@@ -354,7 +354,8 @@ static const char *str_range(enum kvp_cfg_check check)
 		[CHECK_LISTEN_LIST] = "ip:port or unix:/path, comma-separated",
 		[CHECK_ZMQ_LIST] = "ZMQ endpoints (tcp://host:port), comma-separated",
 		[CHECK_HTTP_LIST] = "http:// addresses, comma-separated",
-		[CHECK_ALLOW_LIST] = "host, host:port or CIDR, comma-separated"};
+		[CHECK_ALLOW_LIST] = "host, host:port or CIDR, comma-separated",
+		[CHECK_PATH_LIST] = "ends of paths from a / on, comma-separated"};
 	return text[check];
 }
 

@@ -373,15 +373,16 @@ static int has_port(const uint16_t *port, uint32_t cnt, uint32_t v)
 }
 
 /* Which ranks of a pod can be sent to. With a port a rank these are the first ranks in a row whose ports are
- * targets of the pool (a pool that names one port means the row that begins there) and active. */
-static int find_ranks(
-	const struct kvp_pod_rules *r, const struct kvp_ipool *pool, const struct pod *p, struct ranks *out)
+ * targets of the pool (a pool that names one port means the row that begins there) and active. In front of
+ * all ranks of a pod that decodes is one sidecar, on the first target port. */
+static int find_ranks(const struct kvp_pod_rules *r, const struct kvp_ipool *pool, const struct pod *p,
+	enum kvp_part_role role, struct ranks *out)
 {
 	uint16_t active[64];
 	uint32_t active_cnt = p->active ? read_ports(p->active, active, 64) : 0, base = pool->port[0],
 		 cnt = r->rank_cnt;
 	*out = (struct ranks){.first = 0, .cnt = cnt, .port = base};
-	if (!r->ranks_by_port)
+	if (!r->ranks_by_port || role == KVP_PART_DECODE)
 		return !p->active || has_port(active, active_cnt, base);
 	if (cnt == 1)
 		while (cnt < pool->port_cnt && has_port(pool->port, pool->port_cnt, base + cnt))
@@ -500,7 +501,7 @@ enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct k
 	enum kvp_pod_why why = find_role(r, &pool, prefill, &p, out);
 	if (why != KVP_POD_IS_WORKER)
 		return why;
-	if (!find_ranks(r, pool, &p, &k))
+	if (!find_ranks(r, pool, &p, out->role, &k))
 		return KVP_POD_PORT_OFF;
 	out->id = kvp_pod_role_id(r, name, out->role);
 	out->ip = p.ip;
@@ -517,7 +518,7 @@ void kvp_pod_twin_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool
 	out->role = KVP_PART_PREFILL;
 	out->id = kvp_pod_role_id(r, name, out->role);
 	out->has_twin = 0;
-	if (read_pod(bytes, &p) && find_ranks(r, pool, &p, &k))
+	if (read_pod(bytes, &p) && find_ranks(r, pool, &p, out->role, &k))
 		put_worker(w, r, &p, &k, out);
 }
 

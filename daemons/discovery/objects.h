@@ -86,7 +86,7 @@ struct kvp_pod_rules {
 	uint32_t block_size;
 	uint32_t event_port, replay_port, stride; /* replay_port 0 = none */
 	uint32_t rank_cnt;
-	int ranks_by_port;     /* every rank has its own target port */
+	int ranks_by_port;     /* every rank has its own target port, unless it decodes behind a sidecar */
 	int has_events;	       /* the engines publish KV events */
 	int has_decode_events; /* so do decode workers, and it is listened to */
 	int is_eagle;

@@ -61,11 +61,11 @@ struct kvp_leg {
 	const char *text;
 	/* its booking */
 	char id[KVP_EPP_ID_MAX];
-	uint32_t id_len; /* 0 = none */
-	uint32_t dp_rank, block_size;
-	uint64_t booking;		/* its handle */
-	uint64_t renew_ns;		/* when its lease is renewed next; 0 = never */
-	struct kvp_leg *later, *sooner; /* in the order of renewal */
+	uint32_t id_len;			/* 0 = none */
+	uint32_t dp_rank, rank_cnt, block_size; /* rank_cnt: of its worker */
+	uint64_t booking;			/* its handle */
+	uint64_t renew_ns;			/* when its lease is renewed next; 0 = never */
+	struct kvp_leg *later, *sooner;		/* in the order of renewal */
 	uint64_t worker_id, isl_tok, predicted_tok;
 	char to[KVP_POOL_TEXT]; /* host:port of its worker */
 };
@@ -73,9 +73,10 @@ struct kvp_leg {
 /* Which workers a request asks for, beyond what it says itself. */
 enum kvp_epp_way {
 	KVP_EPP_AGGREGATED,
-	KVP_EPP_REMOTE, /* a pair */
-	KVP_EPP_PINNED, /* the previewed decode worker prefills itself */
-	KVP_EPP_LOCAL	/* a decode worker prefills itself, because no prefill worker can */
+	KVP_EPP_REMOTE,	    /* a pair */
+	KVP_EPP_PINNED,	    /* the previewed decode worker prefills itself */
+	KVP_EPP_LOCAL,	    /* a decode worker prefills itself, because no prefill worker can */
+	KVP_EPP_DECODE_ONLY /* one that no sidecar shares between two engines */
 };
 
 struct kvp_job {
@@ -90,6 +91,7 @@ struct kvp_job {
 	char plan_id[KVP_SELECTION_NEW_ID_LEN + 1]; /* not of aggregated ones */
 	struct kvp_leg leg[KVP_PLAN_LEGS];
 	enum kvp_epp_way way;
+	int may_pair;		   /* two workers may share it */
 	int is_restarted;	   /* this is the second plan, because the first one lost a worker */
 	uint64_t pinned_worker_id; /* PINNED */
 	uint32_t pinned_dp_rank;
@@ -136,7 +138,7 @@ struct kvp_epp {
 	struct kvp_cond_cfg cond;
 	enum kvp_domain by_domain;
 	struct kvp_stream_cfg stream_cfg;
-	enum kvp_pool_ports ports;
+	enum kvp_pool_ports ports[KVP_PLAN_LEGS]; /* in front of a decode worker is a sidecar: one port */
 	struct kvp_job *jobs;
 	struct kvp_leg *parked;
 	uint32_t job_cnt, queued_cnt;

@@ -130,12 +130,13 @@ static void adopt(struct kvp_leg *l, const struct kvp_select_answer *got)
 	l->predicted_tok = got->overlap.longest_matched_tok;
 	kvp_pool_refresh(pool);
 	const struct kvp_pool_member *m = kvp_pool_worker(pool, l->worker_id);
-	if (!m || !kvp_pool_destination(m, l->dp_rank, x->ports, l->to, sizeof(l->to))) {
+	if (!m || !kvp_pool_destination(m, l->dp_rank, x->ports[which(l)], l->to, sizeof(l->to))) {
 		kvp_epp_free_id(x, l->id, l->id_len);
 		l->id_len = 0;
 		fail(l, KVP_CTR_EPP_VANISHED, 503, no_endpoints_for(l));
 		return;
 	}
+	l->rank_cnt = m->rank_cnt;
 	kvp_epp_booked(l);
 	kvp_plan_booked(&l->job->plan, which(l));
 }
@@ -272,7 +273,7 @@ static int on_holds(void *ctx, enum kvp_plan_leg leg)
 		return 1; /* it was looked at just now */
 	kvp_pool_refresh(&x->pool[leg]);
 	const struct kvp_pool_member *m = kvp_pool_worker(&x->pool[leg], l->worker_id);
-	return m && kvp_pool_destination(m, l->dp_rank, x->ports, now, sizeof(now)) &&
+	return m && kvp_pool_destination(m, l->dp_rank, x->ports[leg], now, sizeof(now)) &&
 	       strcmp(now, l->to) == 0 &&
 	       kvp_resv_renew(&x->boot.region->book, l->booking, kvp_loop_now_ns(x->loop)) == KVP_OK;
 }
@@ -296,7 +297,8 @@ static void on_publish(void *ctx)
 {
 	static const enum kvp_ctr action[] = {[KVP_EPP_REMOTE] = KVP_CTR_EPP_PLAN_REMOTE,
 		[KVP_EPP_PINNED] = KVP_CTR_EPP_PLAN_LOCAL,
-		[KVP_EPP_LOCAL] = KVP_CTR_EPP_PLAN_FALLBACK};
+		[KVP_EPP_LOCAL] = KVP_CTR_EPP_PLAN_FALLBACK,
+		[KVP_EPP_DECODE_ONLY] = KVP_CTR_EPP_PLAN_DECODE_ONLY};
 	struct kvp_job *j = ctx;
 	kvp_hist_add(j->x->boot.ctr, KVP_HIST_EPP_SEL_OK_NS, kvp_clock_mono_ns() - j->select_ns);
 	if (kvp_epp_is_one_place(j))
@@ -371,7 +373,7 @@ static const struct kvp_plan_ops plan_ops = {.book = on_book,
 static void begin(struct kvp_job *j, enum kvp_epp_way way)
 {
 	struct kvp_epp *x = j->x;
-	enum kvp_plan_form form = way != KVP_EPP_REMOTE ? KVP_PLAN_LOCAL
+	enum kvp_plan_form form = way != KVP_EPP_REMOTE		   ? KVP_PLAN_LOCAL
 				  : x->by_domain == KVP_DOMAIN_OFF ? KVP_PLAN_PAIR
 								   : KVP_PLAN_CHAIN;
 	j->way = way;
@@ -443,7 +445,9 @@ void kvp_epp_choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
 	enum kvp_epp_way way = KVP_EPP_AGGREGATED;
 	j->select_ns = kvp_clock_mono_ns();
 	if (x->boot.config->eff.disaggregated)
-		way = x->boot.config->conditional_disagg ? who_prefills(j, t) : KVP_EPP_REMOTE;
+		way = !j->may_pair			   ? KVP_EPP_DECODE_ONLY
+		      : x->boot.config->conditional_disagg ? who_prefills(j, t)
+							   : KVP_EPP_REMOTE;
 	j->is_restarted = 0;
 	x->tokens = t;
 	begin(j, way);

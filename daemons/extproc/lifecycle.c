@@ -224,10 +224,13 @@ void kvp_epp_served(void *ctx, struct kvp_extproc_str endpoint)
 	struct kvp_leg *l = kvp_epp_main(j);
 	struct kvp_pool *pool = &x->pool[KVP_PLAN_MAIN];
 	kvp_pool_refresh(pool);
+	enum kvp_pool_ports ports = x->ports[KVP_PLAN_MAIN];
 	uint32_t rank = 0;
-	const struct kvp_pool_member *m = kvp_pool_at(pool, endpoint, x->ports, &rank);
-	/* Without ports of their own the ranks of a worker can't be told apart here. */
-	if (m && m->worker_id == l->worker_id && (x->ports == KVP_POOL_ONE_PORT || rank == l->dp_rank))
+	const struct kvp_pool_member *m = kvp_pool_at(pool, endpoint, ports, &rank);
+	/* Behind one port the rank is the one that was asked for, where there is such a one. */
+	if (m && ports == KVP_POOL_ONE_PORT && l->dp_rank - m->start_rank < m->rank_cnt)
+		rank = l->dp_rank;
+	if (m && m->worker_id == l->worker_id && rank == l->dp_rank)
 		return;
 	kvp_epp_count(x, KVP_CTR_EPP_MISMATCH);
 	if (m)

@@ -138,10 +138,11 @@ static int open_selection(struct kvp_epp *x)
 	if (cfg->eff.disaggregated && kvp_config_has(cfg->predicted_ttl_secs))
 		KVP_LOG_W("extproc.topology", "DYN_ROUTER_PREDICTED_TTL_SECS=%g effect=%s",
 			cfg->predicted_ttl_secs,
-			cfg->conditional_disagg
-				? "none for decode workers: what they hold their events tell"
-				: "none for decode workers: they are chosen by load alone");
-	x->ports = cfg->epp_dp_routing == KVP_DP_PORT ? KVP_POOL_RANK_PORTS : KVP_POOL_ONE_PORT;
+			cfg->conditional_disagg ? "none for decode workers: what they hold their events tell"
+						: "none for decode workers: they are chosen by load alone");
+	x->ports[KVP_PLAN_PREFILL] =
+		cfg->epp_dp_routing == KVP_DP_PORT ? KVP_POOL_RANK_PORTS : KVP_POOL_ONE_PORT;
+	x->ports[KVP_PLAN_MAIN] = cfg->eff.disaggregated ? KVP_POOL_ONE_PORT : x->ports[KVP_PLAN_PREFILL];
 	x->stream_cfg = (struct kvp_stream_cfg){.body_max = cfg->epp_max_body_bytes,
 		.assumed_mode =
 			cfg->epp_assume_body_mode ? KVP_EXTPROC_BODY_BUFFERED : KVP_EXTPROC_BODY_FULL_DUPLEX,
@@ -155,8 +156,10 @@ static int open_tokenizer(struct kvp_epp *x)
 {
 	const struct kvp_config *cfg = x->boot.config;
 	char err[256] = "";
-	struct kvp_ask_cfg a = {
-		cfg->model_name, cfg->metadata_header, (enum kvp_config_tokenizer)cfg->tokenizer_protocol};
+	struct kvp_ask_cfg a = {.model = cfg->model_name,
+		.metadata_prefix = cfg->metadata_header,
+		.tokenizer = cfg->tokenizer_protocol,
+		.pair_paths = cfg->epp_disagg_paths};
 	int rc = kvp_ask_open(&x->parser, &a);
 	if (rc || cfg->tokenizer_protocol == KVP_TOK_TEXT || cfg->tokenizer_protocol == KVP_CONFIG_NO_WORD)
 		return rc;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *const no_endpoints = "no endpoints available";
 /* With roles the text says which one is missing. */
@@ -94,12 +95,27 @@ static int may_be_local(const struct kvp_epp *x)
 	return !x->boot.config->enforce_disagg || x->boot.config->conditional_disagg;
 }
 
-/* admit_check: 0, or a refusal: nothing can be picked at all. */
-static int admit_check(struct kvp_epp *x, struct kvp_pick_answer *a)
+/* on_pair_path: the request is of a kind that a sidecar shares between two engines. The last path counts. */
+static int on_pair_path(const struct kvp_job *j)
 {
+	struct kvp_str path = {NULL, 0};
+	for (uint32_t i = 0; i < j->stream.header_cnt; i++) {
+		const struct kvp_extproc_header *h = &j->stream.header[i];
+		if (h->key.len == 5 && !strncasecmp(h->key.p, ":path", 5) && h->value.len)
+			path = (struct kvp_str){h->value.p, h->value.len};
+	}
+	return kvp_ask_is_pair_path(&j->x->parser, path);
+}
+
+/* admit_check: 0, or a refusal: nothing can be picked at all. Who prefills is asked for only where somebody
+ * else than the decode worker may. */
+static int admit_check(const struct kvp_job *j, struct kvp_pick_answer *a)
+{
+	struct kvp_epp *x = j->x;
 	struct kvp_pool *first = &x->pool[KVP_PLAN_PREFILL], *pool = &x->pool[KVP_PLAN_MAIN];
+	int is_bound = j->may_pair && !may_be_local(x);
 	kvp_pool_refresh(pool);
-	if (x->boot.config->eff.disaggregated)
+	if (is_bound)
 		kvp_pool_refresh(first);
 	*a = (struct kvp_pick_answer){.status = 503, .text = no_endpoints};
 	if (x->boot.config->eff.discovery_on && !kvp_gate_is_open(&x->boot.region->gates, KVP_GATE_WORKERS)) {
@@ -108,7 +124,7 @@ static int admit_check(struct kvp_epp *x, struct kvp_pick_answer *a)
 		return 1;
 	}
 	int is_shut = kvp_recov_is_shut(&x->boot.region->recov);
-	if (pool->cnt && !is_shut && (!x->boot.config->eff.disaggregated || first->cnt || may_be_local(x)))
+	if (pool->cnt && !is_shut && (!is_bound || first->cnt))
 		return 0;
 	if (!is_shut && x->boot.config->eff.disaggregated)
 		a->text = kvp_epp_no_endpoints[pool->cnt ? KVP_PLAN_PREFILL : KVP_PLAN_MAIN];
@@ -120,7 +136,8 @@ int kvp_epp_admit(void *ctx, struct kvp_pick_answer *a)
 {
 	struct kvp_job *j = ctx;
 	struct kvp_epp *x = j->x;
-	if (admit_check(x, a))
+	j->may_pair = x->boot.config->eff.disaggregated && on_pair_path(j);
+	if (admit_check(j, a))
 		return 0;
 	if (kvp_quota_take(&x->boot.region->quota, x->boot.owner, KVP_QUOTA_PICK, 1,
 		    x->boot.config->epp_max_inflight)) {
@@ -227,7 +244,8 @@ static void add_fallbacks(struct kvp_job *j, const struct kvp_select_request *q,
 	for (uint32_t i = 0; i < cnt; i++) {
 		const struct kvp_pool_member *m = kvp_pool_worker(&x->pool[KVP_PLAN_MAIN], next[i].worker_id);
 		if (!m || cap - len < KVP_POOL_TEXT + 1 ||
-			!kvp_pool_destination(m, next[i].dp_rank, x->ports, to + len + 1, cap - len - 1))
+			!kvp_pool_destination(
+				m, next[i].dp_rank, x->ports[KVP_PLAN_MAIN], to + len + 1, cap - len - 1))
 			continue;
 		to[len] = ',';
 		len += 1 + strlen(to + len + 1);
@@ -257,6 +275,16 @@ static void add_rank(struct kvp_pick_answer *a, struct kvp_extproc_str name, uin
 	a->extra[a->extra_cnt++] = (struct kvp_extproc_header){name, {text, (uint32_t)n}};
 }
 
+/* rank_is_told: a header names the rank of the destination. Where prefill ranks have ports, those of a decode
+ * worker are behind its sidecar's. */
+static int rank_is_told(struct kvp_job *j)
+{
+	const struct kvp_config *cfg = j->x->boot.config;
+	if (cfg->epp_dp_routing == KVP_DP_PORT)
+		return cfg->eff.disaggregated && kvp_epp_main(j)->rank_cnt > 1;
+	return cfg->epp_dp_routing == KVP_DP_HEADER;
+}
+
 void kvp_epp_answer(struct kvp_job *j)
 {
 	struct kvp_epp *x = j->x;
@@ -277,12 +305,10 @@ void kvp_epp_answer(struct kvp_job *j)
 	a.destination = (struct kvp_extproc_str){to, (uint32_t)strlen(to)};
 	if (is_pair)
 		a.prefiller = (struct kvp_extproc_str){first->to, (uint32_t)strlen(first->to)};
-	if (cfg->epp_dp_routing == KVP_DP_HEADER) {
+	if (rank_is_told(j))
 		add_rank(&a, KVP_EXTPROC_STR("x-data-parallel-rank"), l->dp_rank, rank[KVP_PLAN_MAIN]);
-		if (is_pair)
-			add_rank(&a, KVP_EXTPROC_STR("x-prefiller-dp-rank"), first->dp_rank,
-				rank[KVP_PLAN_PREFILL]);
-	}
+	if (cfg->epp_dp_routing == KVP_DP_HEADER && is_pair)
+		add_rank(&a, KVP_EXTPROC_STR("x-prefiller-dp-rank"), first->dp_rank, rank[KVP_PLAN_PREFILL]);
 	if (cfg->epp_cache_salt_forwarding) {
 		uint64_t n = 0;
 		if (kvp_ask_salted(&x->parser, &j->ask, j->pick.body, j->pick.body_len, &j->salted, &n) ==
@@ -380,7 +406,7 @@ static void any_worker(struct kvp_job *j, const uint64_t *ids, uint32_t cnt)
 {
 	char to[KVP_POOL_TEXT];
 	const struct kvp_pool_member *m = kvp_pool_any(&j->x->pool[KVP_PLAN_MAIN], ids, cnt);
-	if (!m || !kvp_pool_destination(m, m->start_rank, j->x->ports, to, sizeof(to))) {
+	if (!m || !kvp_pool_destination(m, m->start_rank, j->x->ports[KVP_PLAN_MAIN], to, sizeof(to))) {
 		kvp_epp_refuse(j, KVP_CTR_EPP_NO_ENDPOINT, 503, no_endpoints);
 		return;
 	}
@@ -398,7 +424,9 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 	j->pick = *ask;
 	j->pick_ns = kvp_clock_mono_ns();
 	kvp_timer_cancel(x->loop, &j->body_timer);
-	if (admit_check(x, &none)) {
+	/* Without a body nobody prefills. */
+	j->may_pair &= ask->form == KVP_PICK_BODY;
+	if (admit_check(j, &none)) {
 		done(j, &none);
 		return;
 	}

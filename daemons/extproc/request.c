@@ -29,6 +29,8 @@ int kvp_ask_open(struct kvp_ask_parser *p, const struct kvp_ask_cfg *cfg)
 	p->cfg = *cfg;
 	if (!p->cfg.metadata_prefix)
 		p->cfg.metadata_prefix = DEFAULT_PREFIX;
+	if (!p->cfg.pair_paths)
+		p->cfg.pair_paths = "";
 	if (getrandom(&p->rnd, sizeof(p->rnd), 0) != (ssize_t)sizeof(p->rnd))
 		p->rnd = (uint64_t)(uintptr_t)p;
 	p->json = kvp_json_new();
@@ -141,6 +143,34 @@ static int integer(struct kvp_str s, int64_t min, int64_t max, int64_t *out)
 	return 1;
 }
 
+static struct kvp_str without_query(struct kvp_str path)
+{
+	const char *query = path.len ? memchr(path.ptr, '?', path.len) : NULL;
+	if (query)
+		path.len = (size_t)(query - path.ptr);
+	return path;
+}
+
+static int ends_with(struct kvp_str s, const char *end, size_t n)
+{
+	return s.len >= n && !memcmp(s.ptr + s.len - n, end, n);
+}
+
+int kvp_ask_is_pair_path(const struct kvp_ask_parser *p, struct kvp_str path)
+{
+	path = trim(path);
+	if (!path.len)
+		return 1;
+	path = without_query(path);
+	for (const char *end = p->cfg.pair_paths; *end;) {
+		size_t n = strcspn(end, ",");
+		if (ends_with(path, end, n))
+			return 1;
+		end += n + (end[n] == ',');
+	}
+	return 0;
+}
+
 static enum kvp_ask_path path_of(struct kvp_str path)
 {
 	static const struct {
@@ -148,14 +178,10 @@ static enum kvp_ask_path path_of(struct kvp_str path)
 		enum kvp_ask_path is;
 	} known[] = {{"/v1/chat/completions", KVP_ASK_CHAT}, {"/v1/completions", KVP_ASK_COMPLETIONS},
 		{"/inference/v1/generate", KVP_ASK_VLLM_GENERATE}};
-	const char *query = memchr(path.ptr, '?', path.len);
-	if (query)
-		path.len = (size_t)(query - path.ptr);
-	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-		size_t n = strlen(known[i].suffix);
-		if (path.len >= n && !memcmp(path.ptr + path.len - n, known[i].suffix, n))
+	path = without_query(path);
+	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+		if (ends_with(path, known[i].suffix, strlen(known[i].suffix)))
 			return known[i].is;
-	}
 	return path.len == 9 && !memcmp(path.ptr, "/generate", 9) ? KVP_ASK_SGLANG_GENERATE : KVP_ASK_OTHER;
 }
 

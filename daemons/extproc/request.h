@@ -59,6 +59,7 @@ struct kvp_ask_cfg {		     /* borrowed strings, kept as long as the parser */
 	const char *model;	     /* DYN_MODEL_NAME */
 	const char *metadata_prefix; /* NULL = x-dynamo-meta- */
 	int32_t tokenizer;	     /* enum kvp_config_tokenizer; KVP_CONFIG_NO_WORD: load only */
+	const char *pair_paths;	     /* ends of paths, comma-separated; NULL = none */
 };
 
 /* Token ids of a prompt and what is known about the media in it. */
@@ -119,6 +120,10 @@ struct kvp_ask_parser {
 
 int kvp_ask_open(struct kvp_ask_parser *p, const struct kvp_ask_cfg *cfg); /* KVP_OK, KVP_ERR_SYS */
 void kvp_ask_close(struct kvp_ask_parser *p);
+
+/* kvp_ask_is_pair_path: 1 = two workers may share a request of this path; its query does not count, blanks
+ * around it neither. No path: as KVP_ASK_CHAT, so 1. */
+int kvp_ask_is_pair_path(const struct kvp_ask_parser *p, struct kvp_str path);
 
 /* kvp_ask_head fills *a (any contents) from the request headers, order kept. 0, or 431 with a->err (the rest
  * is filled all the same), or 500 without memory. kvp_ask_reset drops its copies; needed before it is
