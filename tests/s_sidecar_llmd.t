@@ -407,6 +407,17 @@ def usage_stream():
             rest += data or b""
         tap.same((rest, data), (b'data: {"usage":{"t":1', None), "llm-d usage: a broken stream ends with what came, broken")
     x.end("usage_stream")
+    x = llmd_pair(None, lambda e, r: (r.conn.head(200, [("content-type", JSON)]), r.conn.chunk(b'{"us'), silent(e, r)))
+    c = Client(x.port)
+    c.send("POST", PATH, CHAT, {"x-prefiller-host-port": x.p.authority})
+    c.head()
+    at = time.monotonic()
+    c.drop()
+    tap.ok(
+        wait_for(lambda: x.d.ended, 3) and time.monotonic() - at < 1.5 * SLOW,
+        "llm-d usage: a client that leaves while a text is gathered lets the engine go within a second",
+    )
+    x.end("usage_stream left")
 
 
 def usage_bounds():

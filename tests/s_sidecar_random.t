@@ -190,7 +190,7 @@ def files(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def chaos(proto, fault, threads):
+def chaos(proto, fault, threads, profile="dyn"):
     proc, ports = engines(proto, fault)
     s = Sidecar(
         ports[1],
@@ -198,6 +198,7 @@ def chaos(proto, fault, threads):
         DYN_SIDECAR_READ_TIMEOUT_MS=300,
         DYN_SIDECAR_CLIENT_BODY_TIMEOUT_MS=300,
         KVPICK_SIDECAR_THREADS=threads,
+        KVPICK_SIDECAR_PROFILE=profile,
     )
     base = files(s.proc.pid)
     clients = [Clients(s.port, ports[0], random.Random(f"{SEED} {proto} {fault} {i}")) for i in range(5)]
@@ -206,7 +207,7 @@ def chaos(proto, fault, threads):
         t.start()
     for t in ts:
         t.join()
-    name = f"{proto}, engines with {fault}"
+    name = f"{proto}, engines with {fault}" + (", in llm-d's place" if profile == "llmd" else "")
     wrong = [w for c in clients for w in c.wrong]
     tap.same(wrong, [], f"{name}: every answer is one of ours or the engine's")
     tap.ok(sum(c.done for c in clients) > REQUESTS // 2, f"{name}: {sum(c.done for c in clients)} answers")
@@ -231,4 +232,6 @@ for one in ADAPTER:
     for kind in ("error", "hang", "reset", "bad", "cut"):
         if one != "trtllm":
             chaos(one, kind, 2)
+        if one == "vllm":
+            chaos(one, kind, 1, "llmd")
 sys.exit(tap.done())
