@@ -138,30 +138,35 @@ static int feed_piece(struct kvp_usage *u, struct kvp_json *j, const char *data,
 	return rc;
 }
 
-/* Bytes up to and with the end of the first line, 0 if that is not here. */
-static uint64_t line_len(const char *data, uint64_t len)
+/* The end of the line at p, NULL if it is not here. *lf: the next LF or the end of the text; NULL or before
+ * p: not looked for yet. */
+static const char *line_end(const char *p, const char *end, const char **lf)
 {
-	const char *lf = memchr(data, '\n', len);
-	const char *cr = memchr(data, '\r', lf ? (size_t)(lf - data) : len);
-	const char *end = cr ? cr : lf;
-	return end ? (uint64_t)(end - data) + 1 : 0;
+	if (!*lf || *lf < p) {
+		const char *found = memchr(p, '\n', (size_t)(end - p));
+		*lf = found ? found : end;
+	}
+	const char *cr = memchr(p, '\r', (size_t)(*lf - p));
+	if (cr)
+		return cr + 1;
+	return *lf < end ? *lf + 1 : NULL;
 }
 
 int kvp_usage_feed(
 	struct kvp_usage *u, struct kvp_json *j, const char *data, uint64_t len, struct kvp_http_buf *out)
 {
+	const char *p = data, *end = data + len, *lf = NULL;
 	int rc = KVP_OK;
 	if (u->form == KVP_USAGE_RAW)
 		return kvp_http_buf_put(out, data, len);
 	if (u->form == KVP_USAGE_JSON)
 		return feed_piece(u, j, data, len, PART_MORE, out);
-	while (len && !rc) {
-		uint64_t n = line_len(data, len);
-		enum part part = n ? PART_LAST : PART_MORE;
-		n = n ? n : len;
-		rc = feed_piece(u, j, data, n, part, out);
-		data += n;
-		len -= n;
+	while (p < end && !rc) {
+		const char *line = p;
+		p = line_end(line, end, &lf);
+		enum part part = p ? PART_LAST : PART_MORE;
+		p = p ? p : end;
+		rc = feed_piece(u, j, line, (uint64_t)(p - line), part, out);
 	}
 	return rc;
 }
