@@ -94,7 +94,7 @@ ifeq ($(BUILD),tsan)
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp exitcode=66 halt_on_error=0 $(TSAN_OPTIONS)
 endif
 
-.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http bench-extproc bench-peer soak lint run run-envoy run-disagg deps install clean help
+.PHONY: all lib tests benches test check vectors long torture mutation fuzz bench bench-scale bench-http bench-extproc bench-peer bench-policy soak lint run run-envoy run-disagg deps install clean help
 all: $(LIB_A) $(LIB_SO) $(PROGS)
 lib: $(LIB_A) $(LIB_SO) $(IPC_A) $(COMMON_A)
 tests: all $(TESTS) $(HELPERS)
@@ -182,10 +182,11 @@ LONG := $(B)/tests/t_select_queue tests/s_queue.t tests/s_cancel.t tests/s_admis
 long: deps
 	$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD) tests
 	KVP_LONG=1 KVP_BUILD_DIR=$(B) $(PROVE) -v --exec '' $(LONG)
-# A node, simulated engines, kvpick against round-robin on a bundled trace: TRACE=file takes another one.
+# A node, simulated engines, kvpick against round-robin on a bundled trace: TRACE=file takes another one,
+# POLICY=least_work the other selection policy.
 run: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS)
-	KVP_BUILD_DIR=$(B) TRACE='$(TRACE)' SCALE='$(SCALE)' LOAD_ARGS='$(LOAD_ARGS)' deploy/run-demo.sh
+	KVP_BUILD_DIR=$(B) TRACE='$(TRACE)' SCALE='$(SCALE)' POLICY='$(POLICY)' LOAD_ARGS='$(LOAD_ARGS)' deploy/run-demo.sh
 # The same trace through a real Envoy that asks kvpick, and round-robin beside it.
 run-envoy: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS)
@@ -212,6 +213,10 @@ BENCH_PEER := b_peer b_lifecycle b_dump b_recover
 bench-peer: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(PROGS) $(addprefix $(B)/bench/,$(BENCH_PEER))
 	@for b in $(BENCH_PEER); do $(B)/bench/$$b || exit 1; done
+# Selection policies on simulated engines: TRACE="a.jsonl b.jsonl" plays those, else the bundled trace.
+bench-policy: deps
+	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(B)/bench/b_policy
+	$(B)/bench/b_policy $(foreach t,$(TRACE),--trace '$(t)') $(BENCH_ARGS)
 # The sidecar as a plain proxy beside a plain nginx (fetched, not installed): added latency, tokens a second, memory.
 bench-sidecar: deps
 	$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD) $(B)/kvpick-sidecar $(B)/bench/b_sidecar
@@ -248,6 +253,6 @@ install: all
 clean:
 	rm -rf build
 help:
-	@echo "make run | run-envoy | run-disagg | test | vectors | long | lint | bench | bench-scale | bench-http | bench-extproc | bench-peer | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
+	@echo "make run | run-envoy | run-disagg | test | vectors | long | lint | bench | bench-scale | bench-http | bench-extproc | bench-peer | bench-policy | torture | soak | install; BUILD=release|debug|asan|ubsan|tsan|cov|fuzz"
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

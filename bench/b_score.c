@@ -45,13 +45,15 @@ int main(void)
 	static const uint32_t ranks[] = {8, 64, 1024};
 	bench_begin();
 	for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
-		for (int mode = 0; mode < 3; mode++) {
-			static const char *const name[] = {"plain", "tiers", "decay"};
+		for (int mode = 0; mode < 4; mode++) {
+			static const char *const name[] = {"plain", "tiers", "decay", "least_work"};
 			fill(&w, ranks[i], mode > 0);
 			w.q = (struct kvp_score_request){
+				.policy = mode == 3 ? KVP_SCORE_LEAST_WORK : KVP_SCORE_REFERENCE,
 				.weights = {1.0, mode == 2 ? 1.0 : 0.0, 1.0, 0.5, 0.75, 0.25, 0.0, 0.0},
 				.isl_tok = 4096,
 				.block_size = 16,
+				.seq_blk = 256,
 				.track = KVP_YES,
 				.has_preferred = KVP_NO};
 			printf("bench=score.all ranks=%u case=%s ns_rank=%.2f\n", w.n, name[mode],

@@ -5,6 +5,7 @@
 # KVP_BUILD_DIR  programs, default build/release
 # TRACE          trace in the Mooncake format, default bench/load/trace_small.jsonl
 # SCALE          virtual seconds a second, default 12, with another trace 30
+# POLICY         selection policy of the node, default reference
 # LOAD_ARGS      more arguments for kvpick-load, such as --limit 500 or --json
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -57,6 +58,7 @@ wait_line() { # file, line start, pid: until the line is there
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 echo "starting a node on port $port and 2 x 8 engines at $scale times real time"
 env -i PATH="$PATH" "$build/kvpick" run --run-dir "$dir" --instance demo --port "$port" --bind 127.0.0.1 \
+	--selection-policy "${POLICY:-reference}" \
 	--max-ranks 256 --index-ranks 64 --max-blocks 1000000 --max-reservations 16384 >"$dir/node.log" 2>&1 &
 pids+=($!)
 "$build/kvpick-sim" --engines 8 --time-scale "$scale" --die-with-parent >"$dir/kv.engines" &

@@ -80,6 +80,16 @@ static inline double blocks_of(const struct to_blocks *t, double tok)
 	return t->reciprocal > 0 ? tok * t->reciprocal : tok / t->size;
 }
 
+/* Cached blocks as credit, the device's decayed. */
+static inline double credit_of(
+	const struct kvp_score_weights *w, const struct kvp_score_rank *r, double decay)
+{
+	return ((w->overlap_score_credit * decay * (double)r->dev_blk +
+			w->host_weight * (double)r->host_blk) +
+		       w->disk_weight * (double)r->disk_blk) +
+	       w->shared_multiplier * (double)r->shared_beyond_blk;
+}
+
 static inline double logit_of(const struct kvp_score_request *q, const struct kvp_score_rank *r, double decay,
 	const struct to_blocks *t)
 {
@@ -87,10 +97,7 @@ static inline double logit_of(const struct kvp_score_request *q, const struct kv
 	double credit_blk = 0;
 	uint64_t cached = 0;
 	if (r->dev_blk | r->host_blk | r->disk_blk | r->shared_beyond_blk) {
-		credit_blk = ((w->overlap_score_credit * decay * (double)r->dev_blk +
-				      w->host_weight * (double)r->host_blk) +
-				     w->disk_weight * (double)r->disk_blk) +
-			     w->shared_multiplier * (double)r->shared_beyond_blk;
+		credit_blk = credit_of(w, r, decay);
 		cached = cached_of(w, q->block_size, r->dev_blk, r->host_blk, r->disk_blk);
 	}
 	double decode = (double)(r->active_blk + r->additional_blk);
@@ -104,16 +111,60 @@ static inline double logit_of(const struct kvp_score_request *q, const struct kv
 	return w->prefill_load_scale * positive(blocks_of(t, raw_tok) - credit_blk) + decode + request;
 }
 
+/* Constants of least_work, found by replaying traces (README, "Which policy"). */
+#define WORK_LONG_TOK 51200.0
+#define WORK_AHEAD 0.35
+#define WORK_REQUEST_TOK 640.0
+#define WORK_HELD 0.0078125
+#define WORK_FULL 0.9
+
+static inline double work_of(const struct kvp_score_request *q, const struct kvp_score_rank *r, double decay)
+{
+	const struct kvp_score_weights *w = &q->weights;
+	double block = (double)q->block_size;
+	double live_blk = q->seq_blk > r->additional_blk ? (double)(q->seq_blk - r->additional_blk) : 0;
+	double cached_blk = credit_of(w, r, decay), found_blk = w->overlap_score_credit * live_blk;
+	found_blk = cached_blk > found_blk ? cached_blk : found_blk;
+	double miss = positive((double)q->isl_tok - found_blk * block);
+	double ahead = q->track == KVP_YES ? (double)r->active_prefill_tok : 0;
+	double prefill = w->prefill_load_scale * (miss + miss * miss / WORK_LONG_TOK + WORK_AHEAD * ahead);
+	double requests = (double)r->active_requests;
+	double work = prefill + w->active_request_weight * block * requests;
+	if (q->role == KVP_PART_PREFILL)
+		return work;
+	double held = (double)(r->active_blk + r->additional_blk) * block;
+	work += WORK_REQUEST_TOK * requests + WORK_HELD * held;
+	if (q->role == KVP_PART_DECODE && r->total_blk)
+		work += positive(held - WORK_FULL * (double)r->total_blk * block);
+	return work;
+}
+
+static inline void settle(const struct kvp_score_request *q, struct kvp_score_rank *r, double logit)
+{
+	r->logit = logit;
+	r->cost = q->has_preferred == KVP_YES ? logit * r->taint_multiplier : logit;
+}
+
 void kvp_score_all(const struct kvp_score_request *q, struct kvp_score_rank *rank, uint32_t n)
 {
 	int decaying = q->track == KVP_YES && q->weights.overlap_score_credit_decay > 0;
 	uint64_t least = decaying ? least_prefill(rank, n) : 0;
 	struct to_blocks t = to_blocks_of(q->block_size);
-	for (uint32_t i = 0; i < n; i++) {
-		rank[i].logit = logit_of(q, &rank[i], decaying ? credit_decay(q, &rank[i], least) : 1.0, &t);
-		rank[i].cost = q->has_preferred == KVP_YES ? rank[i].logit * rank[i].taint_multiplier
-							   : rank[i].logit;
+	if (q->policy == KVP_SCORE_LEAST_WORK) {
+		for (uint32_t i = 0; i < n; i++)
+			settle(q, &rank[i],
+				work_of(q, &rank[i], decaying ? credit_decay(q, &rank[i], least) : 1.0));
+		return;
 	}
+	for (uint32_t i = 0; i < n; i++)
+		settle(q, &rank[i],
+			logit_of(q, &rank[i], decaying ? credit_decay(q, &rank[i], least) : 1.0, &t));
+}
+
+const char *kvp_score_policy_name(enum kvp_score_policy p)
+{
+	static const char *const name[KVP_SCORE_POLICY_CNT] = {"reference", "least_work"};
+	return (unsigned)p < KVP_SCORE_POLICY_CNT ? name[p] : NULL;
 }
 
 double kvp_score_taint_multiplier(double weight_sum)

@@ -5,7 +5,7 @@
  * Truth      the arguments. No shared memory, no I/O, no global state; the generator is the caller's.
  * Who        any thread.
  * Crash      nothing to leave.
- * Proved by  tests/v_scheduling.c
+ * Proved by  tests/v_scheduling.c, tests/v_least_work.c
  */
 #ifndef KVP_SHM_SCORE_H
 #define KVP_SHM_SCORE_H
@@ -25,12 +25,36 @@ struct kvp_score_weights {
 	double temperature;		   /* 0 = exact minimum */
 };
 
+/* Selection policies: how a rank's cost is made. Everything else (eligibility, taints, temperature, ties) is
+ * the same for all.
+ *
+ * reference  blocks: scale * (tokens to prefill there, this prompt's included, less its credit) + blocks of
+ *            live requests, this one's included + weight * live requests.
+ * least_work tokens: what the request makes the rank do. miss = tokens of the prompt that are neither cached
+ *            there (with the same credits) nor part of a live request's prompt there, which will have been
+ *            computed by then.
+ *            prefill  scale * (miss + miss^2 / 51200 + 0.35 * tokens to prefill there): work counts in full,
+ *                     waiting for others' only in part; a long miss more, as whoever comes next waits for it
+ *            decode   640 * live requests + tokens of their blocks, this one's included, / 128: what slows
+ *                     every step
+ *            full     of a decode rank that would hold more than 0.9 of its blocks: the tokens beyond,
+ *                     because the request would have to wait for room
+ *            The prefill role pays prefill, the decode role decode + full + miss (the same everywhere unless
+ *            its cache is asked for), the aggregated one prefill + decode. The active-request weight counts
+ *            in blocks, as above. */
+enum kvp_score_policy { KVP_SCORE_REFERENCE, KVP_SCORE_LEAST_WORK, KVP_SCORE_POLICY_CNT };
+
+/* kvp_score_policy_name: the word of the settings; NULL beyond the last. */
+const char *kvp_score_policy_name(enum kvp_score_policy p);
+
 /* What is the same for all ranks of one request. */
 struct kvp_score_request {
 	struct kvp_score_weights weights;
+	enum kvp_score_policy policy;
 	enum kvp_part_role role;
 	uint64_t isl_tok;		 /* > 0 */
 	uint32_t block_size;		 /* > 0 */
+	uint32_t seq_blk;		 /* tracked blocks of the prompt; 0 when blocks are not tracked */
 	enum kvp_tristate track;	 /* prefill tokens take part */
 	enum kvp_tristate has_preferred; /* the request prefers taints: multiplier applies */
 };
@@ -43,6 +67,7 @@ struct kvp_score_rank {
 	uint64_t active_prefill_tok;
 	uint64_t active_blk; /* rounded */
 	uint32_t active_requests;
+	uint64_t total_blk;	    /* capacity; 0 = unknown */
 	uint32_t shared_beyond_blk; /* shared-cache blocks behind the device prefix */
 	double taint_multiplier;    /* kvp_score_taint_multiplier, 1.0 without preference */
 	double logit, cost;	    /* out */

@@ -210,7 +210,7 @@ static void refused_and_ignored(void)
 	BAD("", "DYN_USE_REMOTE_INDEXER=true", "not supported");
 	BAD("", "DYN_ROUTER_TRACKING_HASH=keyed-xxh3-v1", "not supported");
 	BAD("", "DYN_KUBE_DISCOVERY_MODE=container", "not supported");
-	BAD("", "DYN_ROUTER_PREFILL_POLICY=mine", "default, reference");
+	BAD("", "DYN_ROUTER_PREFILL_POLICY=mine", "default, reference, least_work");
 	good("",
 		"DYN_USE_REMOTE_INDEXER=false;DYN_NAMESPACE=x;DYN_EPP_POOL_NAMESPACE=y;DYN_NEW_THING=1;PATH=/"
 		"bin",
@@ -258,6 +258,9 @@ static void aliases(void)
 	is_u64(cfg.eff.log_level, KVP_LOG_LEVEL_I, "any other filter means nothing");
 	good("", "DYN_ROUTER_WORKER_SELECTION_POLICY=default;DYN_ROUTER_DECODE_POLICY=reference", "policies");
 	ok(cfg.eff.policy[0] == 0 && cfg.eff.policy[2] == 0, "are numbered");
+	good("", "KVPICK_SELECTION_POLICY=least_work;DYN_ROUTER_PREFILL_POLICY=default", "another base");
+	ok(cfg.eff.policy[0] == 1 && cfg.eff.policy[1] == 0 && cfg.eff.policy[2] == 1,
+		"counts where no published name is given");
 }
 
 #define EPP                                                                                                  \

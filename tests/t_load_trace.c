@@ -3,11 +3,13 @@
 #include "bench/load/gen.h"
 #include "bench/load/node.h"
 #include "bench/load/options.h"
+#include "bench/load/product.h"
 #include "bench/load/simulate.h"
 #include "bench/load/trace.h"
 #include "bench/sim/prompt.h"
 #include "tests/tap.h"
 #include <kvpick/hash.h>
+#include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -243,6 +245,77 @@ static void test_quality(void)
 	kvp_trace_free(&t);
 }
 
+struct quality {
+	double hit, ttft_s, tpot_s;
+};
+
+/* chosen_by_product plays the bundled trace at twice its rate, the product choosing in this process. */
+static struct quality chosen_by_product(
+	const struct kvp_trace *t, enum kvp_local_policy policy, const char *name)
+{
+	struct kvp_simulate_cfg cfg = {.engine_cnt = 8, .speed = 2, .seed = 1};
+	struct kvp_run_stats s = {0};
+	struct kvp_product p;
+	struct quality q = {0};
+	kvp_sim_cfg_default(&cfg.engine);
+	cfg.chooser = &p.chooser;
+	if (!ok(kvp_product_open(&p, &cfg, policy) == KVP_OK, "%s: a private node", name))
+		return q;
+	is_u64(kvp_simulate(&cfg, t, &s), KVP_OK, "plays the trace");
+	is_u64(s.done_cnt, t->req_cnt, "every request finishes");
+	is_u64(p.failed_cnt, 0, "every block and every end is taken");
+	q = (struct quality){hit(&s), kvp_sample_mean(&s.ttft_s), kvp_sample_mean(&s.tpot_s)};
+	kvp_product_close(&p);
+	kvp_stats_free(&s);
+	return q;
+}
+
+static struct quality simulated(const struct kvp_trace *t, enum kvp_policy policy)
+{
+	struct kvp_simulate_cfg cfg = {.engine_cnt = 8, .speed = 2, .policy = policy};
+	struct quality q = {0};
+	kvp_sim_cfg_default(&cfg.engine);
+	for (cfg.seed = 1; cfg.seed <= 3; cfg.seed++) {
+		struct kvp_run_stats s = {0};
+		is_u64(kvp_simulate(&cfg, t, &s), KVP_OK, "the simulated %s plays it",
+			kvp_policy_name(policy));
+		q.hit += hit(&s) / 3;
+		q.ttft_s += kvp_sample_mean(&s.ttft_s) / 3;
+		q.tpot_s += kvp_sample_mean(&s.tpot_s) / 3;
+		kvp_stats_free(&s);
+	}
+	return q;
+}
+
+/* What the product reaches is what the same formula, written apart, reaches; and least_work is worth its
+ * name. */
+static void test_policies(void)
+{
+	struct kvp_trace t = {0};
+	size_t n;
+	if (!ok(kvp_trace_read(&t, SMALL, 0, &n) == KVP_OK, "the bundled trace is read"))
+		return;
+	struct quality ref = chosen_by_product(&t, KVP_LOCAL_REFERENCE, "reference"),
+		       work = chosen_by_product(&t, KVP_LOCAL_LEAST_WORK, "least_work"),
+		       ref_model = simulated(&t, KVP_POLICY_KV),
+		       work_model = simulated(&t, KVP_POLICY_LEAST_WORK),
+		       least = simulated(&t, KVP_POLICY_LEAST_LOADED);
+	ok(fabs(ref.hit / ref_model.hit - 1) < 0.1 && fabs(ref.ttft_s / ref_model.ttft_s - 1) < 0.1,
+		"reference: hits %.3f and %.3f, first token after %.3f and %.3f s", ref.hit, ref_model.hit,
+		ref.ttft_s, ref_model.ttft_s);
+	ok(fabs(work.hit / work_model.hit - 1) < 0.03 && fabs(work.ttft_s / work_model.ttft_s - 1) < 0.06,
+		"least_work: hits %.3f and %.3f, first token after %.3f and %.3f s", work.hit,
+		work_model.hit, work.ttft_s, work_model.ttft_s);
+	ok(work.hit > 1.3 * ref.hit, "least_work hits more: %.3f against %.3f", work.hit, ref.hit);
+	ok(work.ttft_s < 0.6 * ref.ttft_s && work.tpot_s < ref.tpot_s,
+		"is faster: %.3f s and %.2f ms against %.3f s and %.2f ms", work.ttft_s, work.tpot_s * 1e3,
+		ref.ttft_s, ref.tpot_s * 1e3);
+	ok(work.hit > least.hit && work.ttft_s < least.ttft_s && work.tpot_s < least.tpot_s,
+		"and is never behind least-requests: %.3f, %.3f s, %.2f ms", least.hit, least.ttft_s,
+		least.tpot_s * 1e3);
+	kvp_trace_free(&t);
+}
+
 int main(void)
 {
 	test_lines();
@@ -253,5 +326,6 @@ int main(void)
 	test_sets();
 	test_bodies();
 	test_quality();
+	test_policies();
 	return done();
 }

@@ -16,7 +16,8 @@ static const char usage[] =
 	"  --speed X               arrivals come X times as fast, default 1\n"
 	"  --time-scale S          virtual seconds a second: that of the engines, default 1\n"
 	"  --spread | --raw        spread requests that share a timestamp (default), or don't\n"
-	"  --policy P              kv, round-robin, random or least-loaded; default kv\n"
+	"  --policy P              kv, round-robin, random or least-loaded; default kv; with --simulate\n"
+	"                          also least-work: what a node with that policy would choose\n"
 	"  --compare P,P[,...]     several policies side by side, each with its own engines\n"
 	"  --engines LIST          host:port[:events[:replay]],... or @FILE with the output of kvpick-sim;\n"
 	"                          once a policy, in their order\n"
@@ -367,6 +368,10 @@ static void check(struct kvp_load_cfg *c)
 	uint32_t kv_cnt = 0;
 	for (uint32_t i = 0; i < c->run_cnt; i++)
 		kv_cnt += c->policy[i] == KVP_POLICY_KV;
+	for (uint32_t i = 0; i < c->run_cnt; i++)
+		if (c->mode == KVP_LOAD_REPLAY && c->policy[i] == KVP_POLICY_LEAST_WORK)
+			kvp_opt_bad("policy", "least-work",
+				"possible without --simulate: kv, and the node's KVPICK_SELECTION_POLICY");
 	if (c->mode == KVP_LOAD_REPLAY && kv_cnt > 1)
 		kvp_opt_bad("compare", "kv", "possible twice on one node");
 }

@@ -1,8 +1,12 @@
 /* bench/load/simulate.c — see simulate.h.
  *
- * Cost of an engine, in blocks: prompt tokens still to be prefilled there, this prompt's included, over the
- * block size, less the prompt blocks that its cache holds; plus the distinct prompt blocks of its live
- * requests, plus those that this one adds. The least wins, ties by lot. */
+ * Cost of an engine (kv), in blocks: prompt tokens still to be prefilled there, this prompt's included, over
+ * the block size, less the prompt blocks that its cache holds; plus the distinct prompt blocks of its live
+ * requests, plus those that this one adds. The least wins, ties by lot.
+ *
+ * Cost of an engine (least-work), in tokens: those of the prompt that are neither cached nor part of a live
+ * prompt there, and their square over 51200; 0.35 of those still to be prefilled there; 640 a live request; a
+ * 128th of the tokens of live prompt blocks, with those that this one adds. */
 #include "bench/load/simulate.h"
 #include "bench/sim/prompt.h"
 #include <math.h>
@@ -36,6 +40,7 @@ struct run {
 
 struct booking { /* one request under way: kvp_sim_req.user */
 	struct engine *engine;
+	uint64_t number;
 	uint64_t prefill_tok;
 };
 
@@ -76,6 +81,15 @@ static uint32_t live_depth(struct engine *g, const uint64_t *key, uint32_t cnt)
 	return n;
 }
 
+static double work(struct run *x, struct engine *g, uint32_t prompt_tok, uint32_t key_cnt)
+{
+	double block = x->cfg->engine.block_size_tok;
+	uint32_t live = live_depth(g, x->key, key_cnt), held = kvp_sim_match(g->sim, x->key, key_cnt);
+	double miss = prompt_tok - block * (live > held ? live : held);
+	return miss * (1 + miss / 51200) + 0.35 * (double)g->prefill_tok + 640.0 * g->request_cnt +
+	       block * (g->live_blk + key_cnt - live) / 128;
+}
+
 static double cost(struct run *x, struct engine *g, uint32_t prompt_tok, uint32_t key_cnt)
 {
 	double block = x->cfg->engine.block_size_tok;
@@ -94,7 +108,9 @@ static struct engine *pick(struct run *x, uint32_t prompt_tok, uint32_t key_cnt)
 		return &x->engine[kvp_prompt_next(&x->rng) % n];
 	for (uint32_t i = 0; i < n; i++) {
 		double c = x->cfg->policy == KVP_POLICY_KV ? cost(x, &x->engine[i], prompt_tok, key_cnt)
-							   : x->engine[i].request_cnt;
+			   : x->cfg->policy == KVP_POLICY_LEAST_WORK
+				   ? work(x, &x->engine[i], prompt_tok, key_cnt)
+				   : x->engine[i].request_cnt;
 		if (c > best_cost)
 			continue;
 		ties = c < best_cost ? 1 : ties + 1;
@@ -143,16 +159,41 @@ static void on_token(void *ctx, const struct kvp_sim_req *r, uint64_t at_ns)
 		return;
 	b->engine->prefill_tok -= b->prefill_tok;
 	b->prefill_tok = 0;
+	const struct kvp_chooser *c = b->engine->run->cfg->chooser;
+	if (c)
+		c->prefilled(c->ctx, b->number);
+}
+
+static void on_stored(void *ctx, const struct kvp_sim_req *r, uint32_t first, uint32_t cnt, uint64_t at_ns)
+{
+	struct engine *g = ctx;
+	const struct kvp_chooser *c = g->run->cfg->chooser;
+	(void)at_ns;
+	if (c)
+		c->stored(c->ctx, (uint32_t)(g - g->run->engine), r, first, cnt);
+}
+
+static void on_removed(void *ctx, const uint64_t *key, uint32_t cnt, uint64_t at_ns)
+{
+	struct engine *g = ctx;
+	const struct kvp_chooser *c = g->run->cfg->chooser;
+	(void)at_ns;
+	if (c)
+		c->removed(c->ctx, (uint32_t)(g - g->run->engine), key, cnt);
 }
 
 static void on_finished(void *ctx, const struct kvp_sim_req *r, uint64_t at_ns)
 {
-	struct run *x = ctx;
+	struct run *x = ((struct engine *)ctx)->run;
+	struct booking *b = r->user;
+	const struct kvp_chooser *c = x->cfg->chooser;
 	kvp_stats_finished(
 		x->stats, r->arrival_ns, r->first_ns, at_ns, r->prompt_tok, r->cached_tok, r->out_tok);
 	if (at_ns > x->last_ns)
 		x->last_ns = at_ns;
-	unbook(r->user, r->key, r->key_cnt);
+	if (c)
+		c->finished(c->ctx, b->number);
+	unbook(b, r->key, r->key_cnt);
 }
 
 static int play_one(struct run *x, const struct kvp_trace *t, const struct kvp_trace_req *q)
@@ -162,17 +203,25 @@ static int play_one(struct run *x, const struct kvp_trace *t, const struct kvp_t
 		kvp_sim_advance(x->engine[i].sim, at_ns);
 	kvp_prompt_expand(t->id + q->id_off, q->prompt_tok, x->tok);
 	uint32_t key_cnt = kvp_prompt_chain(x->tok, q->prompt_tok, x->cfg->engine.block_size_tok, x->key);
-	struct engine *g = pick(x, q->prompt_tok, key_cnt);
+	const struct kvp_chooser *c = x->cfg->chooser;
+	uint64_t number = x->stats->sent_cnt++;
+	uint32_t at = 0;
+	int rc = c ? c->choose(c->ctx, number, x->key, key_cnt, q->prompt_tok, &at) : KVP_OK;
+	if (rc)
+		return rc;
+	struct engine *g = c ? &x->engine[at] : pick(x, q->prompt_tok, key_cnt);
 	struct booking *b = malloc(sizeof(*b));
 	struct kvp_sim_req *r;
-	int rc = b ? book(x, g, b, q->prompt_tok, key_cnt) : KVP_ERR_SYS;
-	x->stats->sent_cnt++;
+	rc = b ? book(x, g, b, q->prompt_tok, key_cnt) : KVP_ERR_SYS;
 	if (rc) {
 		free(b);
 		return rc;
 	}
+	b->number = number;
 	rc = kvp_sim_submit(g->sim, at_ns, x->key, key_cnt, q->prompt_tok, q->out_tok, b, &r);
 	if (rc) {
+		if (c)
+			c->finished(c->ctx, number);
 		unbook(b, x->key, key_cnt);
 		x->stats->error_cnt++;
 	}
@@ -190,8 +239,12 @@ static int run_open(struct run *x, const struct kvp_trace *t)
 	x->engine = calloc(x->cfg->engine_cnt, sizeof(*x->engine));
 	if (!x->tok || !x->key || !x->engine)
 		return KVP_ERR_SYS;
-	struct kvp_sim_sink sink = {.ctx = x, .token = on_token, .finished = on_finished};
 	for (uint32_t i = 0; i < x->cfg->engine_cnt; i++) {
+		struct kvp_sim_sink sink = {.ctx = &x->engine[i],
+			.stored = on_stored,
+			.removed = on_removed,
+			.token = on_token,
+			.finished = on_finished};
 		x->engine[i].run = x;
 		x->engine[i].sim = kvp_sim_open(&x->cfg->engine, &sink);
 		if (!x->engine[i].sim)

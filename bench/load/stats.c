@@ -6,7 +6,8 @@
 
 #define NS 1e-9
 
-static const char *const policy_name[KVP_POLICY_CNT] = {"kv", "round-robin", "random", "least-loaded"};
+static const char *const policy_name[KVP_POLICY_CNT] = {"kv", "round-robin", "random", "least-loaded",
+	"least-work"};
 
 const char *kvp_policy_name(enum kvp_policy p)
 {

@@ -18,6 +18,7 @@ enum kvp_policy {
 	KVP_POLICY_ROUND_ROBIN,
 	KVP_POLICY_RANDOM,
 	KVP_POLICY_LEAST_LOADED,
+	KVP_POLICY_LEAST_WORK,
 	KVP_POLICY_CNT
 };
 /* kvp_policy_name is the word on the command line; kvp_policy_parse its reverse, -1 for another word. */

@@ -15,6 +15,8 @@ void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_co
 		.disk_weight = cfg->disk_cache_hit_weight,
 		.shared_multiplier = cfg->shared_cache_multiplier,
 		.temperature = cfg->temperature};
+	for (int role = 0; role < KVP_PART_ROLE_CNT; role++)
+		set->score_policy[role] = (enum kvp_score_policy)cfg->eff.policy[role];
 	set->track_prefill_tokens = cfg->track_prefill_tokens ? KVP_YES : KVP_NO;
 	set->track_active_blocks = cfg->track_active_blocks ? KVP_YES : KVP_NO;
 	set->affinity_mode = cfg->session_affinity_mode == KVP_AFFINITY_SOFT ? KVP_AFFINITY_IS_SOFT

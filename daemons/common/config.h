@@ -33,7 +33,7 @@
 #define KVP_CONFIG_ERR_MAX 8192
 #define KVP_CONFIG_NOTICE_MAX 2048
 #define KVP_CONFIG_POLICIES                                                                                  \
-	"reference" /* compiled-in selection policies, |-separated, in order of their number */
+	"reference|least_work" /* compiled-in selection policies, |-separated: enum kvp_score_policy */
 
 /* Programs, as bits: which of them reads a setting. */
 enum kvp_binary {
@@ -96,7 +96,7 @@ struct kvp_config_derived {
 	uint16_t sync_port;    /* aggregated sync plane, 0 = off */
 	uint16_t dump_port;    /* 0 = off */
 	uint32_t threads;      /* decoder threads of the indexer */
-	int32_t policy[3];     /* selection policy of the aggregated, prefill, decode role: its number */
+	int32_t policy[3];     /* enum kvp_score_policy of the aggregated, prefill, decode role */
 	double overlap_score_credit;   /* with the deprecated weight applied */
 	double prefill_load_scale;     /* same */
 	double prefill_busy_threshold; /* its own, else the queue threshold, else unset */

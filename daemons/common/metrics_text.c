@@ -1,10 +1,13 @@
 #include "daemons/common/metrics_text.h"
+#include "shm/score.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static const char *const role_name[KVP_PART_ROLE_CNT] = {"aggregated", "prefill", "decode"};
 
 void kvp_text_add(struct kvp_text *t, const char *fmt, ...)
 {
@@ -90,9 +93,8 @@ static void write_node(struct kvp_text *t, const struct kvp_region *r)
 {
 	kvp_text_add(t, "# HELP kvpick_schedulable_workers workers that selections may choose\n"
 			"# TYPE kvpick_schedulable_workers gauge\n");
-	static const char *const role[KVP_PART_ROLE_CNT] = {"aggregated", "prefill", "decode"};
 	for (int i = 0; i < KVP_PART_ROLE_CNT; i++)
-		kvp_text_add(t, "kvpick_schedulable_workers{role=\"%s\"} %" PRIu32 "\n", role[i],
+		kvp_text_add(t, "kvpick_schedulable_workers{role=\"%s\"} %" PRIu32 "\n", role_name[i],
 			kvp_cat_schedulable_cnt(&r->cat, (enum kvp_part_role)i));
 	kvp_text_add(t,
 		"# HELP kvpick_build_info build of the region's creator\n# TYPE kvpick_build_info gauge\n"
@@ -138,6 +140,17 @@ void kvp_text_label(const char *in, char *out, size_t cap)
 	out[n] = 0;
 }
 
+/* What the settings come to for each role. */
+static void write_policies(struct kvp_text *t, const struct kvp_config *cfg)
+{
+	kvp_text_add(t, "# HELP kvpick_selection_policy_info policy that picks the ranks of a role\n"
+			"# TYPE kvpick_selection_policy_info gauge\n");
+	for (int i = 0; i < KVP_PART_ROLE_CNT; i++)
+		kvp_text_add(t, "kvpick_selection_policy_info{role=\"%s\",policy=\"%s\"} 1\n",
+			role_name[i],
+			kvp_score_policy_name((enum kvp_score_policy)cfg->eff.policy[i]));
+}
+
 static void write_settings(struct kvp_text *t, const struct kvp_config *cfg)
 {
 	char value[1024], escaped[2048];
@@ -163,5 +176,6 @@ void kvp_metrics_write(struct kvp_text *t, const struct kvp_region *r, const str
 		kvp_metrics_epp(t, r, cfg);
 		kvp_metrics_node(t, r);
 	}
+	write_policies(t, cfg);
 	write_settings(t, cfg);
 }

@@ -23,6 +23,7 @@ enum kvp_booking_owner {
 
 struct kvp_select_settings {
 	struct kvp_score_weights weights; /* credits, scale, tier weights, temperature */
+	enum kvp_score_policy score_policy[KVP_PART_ROLE_CNT]; /* how each role's ranks are compared */
 	enum kvp_tristate track_prefill_tokens;
 	enum kvp_tristate track_active_blocks;
 	enum kvp_tristate assume_kv_reuse;

@@ -170,6 +170,9 @@ struct kvp_selection *kvp_selection_open_local(const struct kvp_local_cfg *cfg)
 			.profile_cnt = 1, .profile = &l->profile, .model = &l->no_model};
 		set.policy = &l->policy;
 	}
+	for (int role = 0; role < KVP_PART_ROLE_CNT; role++)
+		set.score_policy[role] = cfg->policy[role] == KVP_LOCAL_LEAST_WORK ? KVP_SCORE_LEAST_WORK
+										   : KVP_SCORE_REFERENCE;
 	set.records_routing = cfg->predicted_ttl_ns ? KVP_YES : KVP_NO;
 	struct kvp_selection *s = NULL;
 	if (open_objects(l, cfg) == KVP_OK)

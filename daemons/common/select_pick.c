@@ -67,9 +67,11 @@ static struct kvp_score_request score_request(
 	const struct kvp_selection *s, const struct kvp_select_request *q, enum kvp_tristate track)
 {
 	struct kvp_score_request r = {.weights = s->set.weights,
+		.policy = s->set.score_policy[q->role],
 		.role = q->role,
 		.isl_tok = s->prompt.isl_tok,
 		.block_size = s->part.block_size,
+		.seq_blk = s->set.track_active_blocks == KVP_YES ? s->prompt.seq_cnt : 0,
 		.track = track,
 		.has_preferred = q->preferred_cnt ? KVP_YES : KVP_NO};
 	if (!isnan(q->override.overlap_score_credit))
@@ -126,6 +128,7 @@ static void add_candidate(
 		.active_prefill_tok = r->load.prefill_tok,
 		.active_blk = kvp_load_blocks(&r->load),
 		.active_requests = r->load.requests,
+		.total_blk = r->total_kv_blocks,
 		.taint_multiplier = q->preferred_cnt ? preference(q, p->filters.preferred,
 							       s->taint + r->taint_off, r->taint_cnt)
 						     : 1.0};

@@ -355,7 +355,7 @@ int kvp_sel_load(struct kvp_selection *s, uint64_t h, enum kvp_sel_load what, st
 		return rc;
 	memcpy(&d, head, sizeof(d));
 	uint64_t n = counted(&d, what);
-	if (n > len || (what == KVP_SEL_LOAD_ALL && n != len))
+	if (d.role >= KVP_PART_ROLE_CNT || n > len || (what == KVP_SEL_LOAD_ALL && n != len))
 		return KVP_ERR_CORRUPT;
 	uint64_t *word = kvp_sel_scratch(&s->scratch_words, n, sizeof(*word));
 	if (!word)

@@ -113,6 +113,11 @@ struct sum {
 	uint64_t ranks, indexed, prefill_tok, blocks, requests;
 };
 
+static const char *policy_name(const struct kvp_httpd *h, enum kvp_part_role role)
+{
+	return kvp_score_policy_name((enum kvp_score_policy)h->boot.config->eff.policy[role]);
+}
+
 static void partitions(struct kvp_httpd *h, struct kvp_jw *w, const struct sum *sum)
 {
 	const struct kvp_cat *cat = &h->boot.region->cat;
@@ -130,6 +135,7 @@ static void partitions(struct kvp_httpd *h, struct kvp_jw *w, const struct sum *
 		kvp_jw_key(w, "routing_group");
 		kvp_jw_strn(w, p.group, p.group_len);
 		kvp_jw_ku64(w, "block_size", p.block_size);
+		kvp_jw_kstr(w, "selection_policy", policy_name(h, p.role));
 		kvp_jw_ku64(w, "schedulable_workers", workers);
 		kvp_jw_ku64(w, "ranks", sum[i].ranks);
 		kvp_jw_ku64(w, "indexed_ranks", sum[i].indexed);

@@ -299,7 +299,11 @@ int kvp_selection_overlap_scores(struct kvp_selection *s, const struct kvp_selec
  * and the tree written by these calls. No events from sockets, no other process, nothing synchronised with
  * anybody. One thread. All counts of the configuration: 0 takes the default in brackets. -- */
 enum kvp_local_queue { KVP_LOCAL_NO_QUEUE, KVP_LOCAL_FCFS, KVP_LOCAL_LCFS, KVP_LOCAL_WSPT };
+/* How ranks are compared: by cached blocks and load in blocks, or by the work that a request makes a rank do
+ * (README, "Which policy"). */
+enum kvp_local_policy { KVP_LOCAL_REFERENCE, KVP_LOCAL_LEAST_WORK };
 struct kvp_local_cfg {
+	enum kvp_local_policy policy[KVP_PART_ROLE_CNT]; /* of each role */
 	uint32_t rank_max;	   /* [64] at most 65536; up to 4096 of them indexed */
 	uint32_t reservation_max;  /* [4096] */
 	uint64_t block_max;	   /* [100000] */
