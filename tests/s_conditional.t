@@ -30,6 +30,7 @@ class Pair:
         self.pool = [(1, "prefill", "10.0.0.21:8000", {**size, "kv_events_endpoint": self.engines[0].at}),
                      (7, "decode", "10.0.0.7:8000", {**size, "kv_events_endpoint": self.engines[1].at, **decode})]
         self.node = Disagg(RENDERER, self.pool, env={"DYN_ROUTER_USE_KV_EVENTS": "true",
+                                                     "KVPICK_EPP_DISAGG_PATHS": "/completions,/embeddings",
                                                      "DYN_ROUTER_CONDITIONAL_DISAGG": "true", **settings})
         self.seq, self.first = 0, 0
 
@@ -98,7 +99,9 @@ def llmd():
                          f"llm-d's decider at {limit}: {r['hit_prefix_tokens']} of {r['input_tokens']} tokens cached")
             tap.same((p.node.plan("remote"), p.node.plan("local")),
                      (sum(r["disaggregate"] for r in table), sum(not r["disaggregate"] for r in table)), "counted")
-            tap.same(p.way(100, 0, EMBEDDINGS), "local", "nobody knows what is cached of it: no disaggregation")
+            local = p.node.plan("local")
+            tap.same((p.way(100, 0, EMBEDDINGS), p.node.plan("local")), ("local", local + 1),
+                     "nobody knows what is cached of it: no disaggregation")
             tap.ok(f"setting={LENGTH} value=1 effect=" in p.node.log_text(), "a threshold of another policy is named in the log")
 
 

@@ -318,6 +318,11 @@ static void roles_dyn(struct kvp_json_val list)
 	is_u64(n, 12, "all role labels were tried");
 }
 
+static enum kvp_pod_why twin_of(const char *name, const char *text)
+{
+	return kvp_pod_twin_of(&rules, &pool, name, pod_bytes(text), &body, &worker);
+}
+
 /* llmd_role_labels: a pod of both roles is a worker in both catalogues, each with an id of its own. */
 static void roles_llmd(struct kvp_json_val list)
 {
@@ -349,9 +354,7 @@ static void roles_llmd(struct kvp_json_val list)
 				value);
 			ok(!strcmp(member("kv_events_endpoints"), "-") == (worker.role == KVP_PART_DECODE),
 				"%s: events of who prefills", value);
-			more = worker.has_twin;
-			if (more)
-				kvp_pod_twin_of(&rules, &pool, name, pod_bytes(text), &body, &worker);
+			more = worker.has_twin && twin_of(name, text) == KVP_POD_IS_WORKER;
 		}
 		is_u64(in[KVP_PART_PREFILL], vec_u64(i.val, "prefill_pool"), "%s: in the prefill pool",
 			value);
@@ -363,6 +366,16 @@ static void roles_llmd(struct kvp_json_val list)
 	ok(why_of(name, pod_with(LABELLED("llm-d.ai/role"), " Both ")) == KVP_POD_IS_WORKER &&
 			worker.has_twin,
 		"blanks and case as with dyn's words");
+	static const char one_of_two[] =
+		POD_META("\"annotations\":{\"inference.networking.k8s.io/active-ports\":\"8000\"},",
+			"\"app\":\"x\",\"llm-d.ai/role\":\"both\"", "\"podIP\":\"10.0.0.1\"," READY);
+	rules.ranks_by_port = 1;
+	rules.rank_cnt = 2;
+	ok(why_of(name, one_of_two) == KVP_POD_IS_WORKER && !strcmp(member("data_parallel_size"), "2"),
+		"a port a rank: the decode worker's stand behind one");
+	ok(twin_of(name, one_of_two) == KVP_POD_IS_WORKER && !strcmp(member("data_parallel_size"), "1") &&
+			!strcmp(member("endpoint"), "\"http://10.0.0.1:8000\""),
+		"of the prefill worker's the active one counts");
 	ok(why_of(name, pod_with(LABELLED("llm-d.ai/role"), "")) == KVP_POD_ROLE_INVALID,
 		"an empty label is not an absent one");
 	ok(why_of(name, pod_with(LABELLED("nvidia.com/role"), "prefill")) == KVP_POD_IS_WORKER &&

@@ -148,10 +148,9 @@ static void add_pod(void *ctx, const char *name, struct kvp_kube_bytes pod)
 		return;
 	}
 	add_worker(p, &w);
-	if (!w.has_twin)
-		return;
-	kvp_pod_twin_of(&told, &p->c->pool[0].pool, name, pod, &p->c->body, &w);
-	add_worker(p, &w);
+	if (w.has_twin &&
+		kvp_pod_twin_of(&told, &p->c->pool[0].pool, name, pod, &p->c->body, &w) == KVP_POD_IS_WORKER)
+		add_worker(p, &w);
 }
 
 /* Everything anew, from lists that are complete. */
@@ -230,10 +229,9 @@ static void update_pod(struct kvp_cluster *c, const char *name, struct kvp_kube_
 		id[cnt++] = put_worker(c, &w);
 	else
 		say_excluded(why, name, &w);
-	if (cnt && w.has_twin) {
-		kvp_pod_twin_of(&told, &c->pool[0].pool, name, is, &c->body, &w);
+	if (cnt && w.has_twin &&
+		kvp_pod_twin_of(&told, &c->pool[0].pool, name, is, &c->body, &w) == KVP_POD_IS_WORKER)
 		id[cnt++] = put_worker(c, &w);
-	}
 	drop_others(c, name, id, cnt);
 }
 

@@ -510,16 +510,19 @@ enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct k
 	return KVP_POD_IS_WORKER;
 }
 
-void kvp_pod_twin_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool, const char *name,
-	struct kvp_kube_bytes bytes, struct kvp_jw *w, struct kvp_pod_worker *out)
+enum kvp_pod_why kvp_pod_twin_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool,
+	const char *name, struct kvp_kube_bytes bytes, struct kvp_jw *w, struct kvp_pod_worker *out)
 {
 	struct pod p;
 	struct ranks k;
 	out->role = KVP_PART_PREFILL;
 	out->id = kvp_pod_role_id(r, name, out->role);
 	out->has_twin = 0;
-	if (read_pod(bytes, &p) && find_ranks(r, pool, &p, out->role, &k))
-		put_worker(w, r, &p, &k, out);
+	if (!read_pod(bytes, &p) || !find_ranks(r, pool, &p, out->role, &k))
+		return KVP_POD_PORT_OFF;
+	out->port = (uint16_t)k.port;
+	put_worker(w, r, &p, &k, out);
+	return KVP_POD_IS_WORKER;
 }
 
 /* ---- slices: family, then "s" or "-" and the address, for each ---- */

@@ -121,8 +121,8 @@ enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct k
 
 /* kvp_pod_twin_of makes the WorkerRequest of the prefill worker of a pod whose decode worker has a twin: the
  * same arguments as there, out as it was told. */
-void kvp_pod_twin_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool, const char *name,
-	struct kvp_kube_bytes pod, struct kvp_jw *w, struct kvp_pod_worker *out);
+enum kvp_pod_why kvp_pod_twin_of(const struct kvp_pod_rules *r, const struct kvp_ipool *pool,
+	const char *name, struct kvp_kube_bytes pod, struct kvp_jw *w, struct kvp_pod_worker *out);
 
 /* ---- endpoint slices ---- */
 
