@@ -25,13 +25,21 @@ struct chunk {
 
 struct kvp_kv_dec {
 	struct chunk *first, *cur;
-	uint64_t held_bytes;
+	uint64_t held_bytes, payload_max_bytes;
 	int err; /* KVP_OK, or why the last allocation failed */
 };
 
 struct kvp_kv_dec *kvp_kv_dec_new(void)
 {
-	return calloc(1, sizeof(struct kvp_kv_dec));
+	struct kvp_kv_dec *d = calloc(1, sizeof(*d));
+	if (d)
+		d->payload_max_bytes = KVP_KV_PAYLOAD_MAX_BYTES;
+	return d;
+}
+
+void kvp_kv_dec_limit(struct kvp_kv_dec *d, uint64_t payload_max_bytes)
+{
+	d->payload_max_bytes = payload_max_bytes;
 }
 
 static void free_chunks(struct chunk *c)
@@ -821,7 +829,7 @@ int kvp_kv_decode(struct kvp_kv_dec *d, const void *payload, size_t len, struct 
 {
 	struct kvp_mp c = {payload, (const uint8_t *)payload + len};
 	struct kvp_kv_batch b = {.ts = 0};
-	if (len > KVP_KV_PAYLOAD_MAX_BYTES)
+	if (len > d->payload_max_bytes)
 		return KVP_ERR_LIMIT;
 	if (!len)
 		return KVP_ERR_PROTO;

@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVP_KV_PAYLOAD_MAX_BYTES (64u << 20)
+#define KVP_KV_PAYLOAD_MAX_BYTES (64u << 20)  /* default */
 #define KVP_KV_ARENA_MAX_BYTES (512ull << 20) /* decoded form of one batch */
 #define KVP_KV_ARENA_KEEP_BYTES (4u << 20)    /* kept between batches */
 #define KVP_KV_DEPTH_MAX 32                   /* containers inside each other, batch included */
@@ -81,6 +81,8 @@ struct kvp_kv_batch {
 struct kvp_kv_dec;
 /* kvp_kv_dec_new: NULL without memory. kvp_kv_dec_free takes NULL. */
 struct kvp_kv_dec *kvp_kv_dec_new(void);
+/* kvp_kv_dec_limit: longer payloads than that are refused, instead of KVP_KV_PAYLOAD_MAX_BYTES. */
+void kvp_kv_dec_limit(struct kvp_kv_dec *d, uint64_t payload_max_bytes);
 void kvp_kv_dec_free(struct kvp_kv_dec *d);
 
 /* kvp_kv_decode decodes one batch. Bytes behind the first complete value are ignored.

@@ -24,7 +24,7 @@
 #define FETCHES 2
 #define ITEMS 3 /* poll items of one listener */
 
-enum held { HELD_NONE, HELD_JUDGE, HELD_RESET, HELD_WAIT, HELD_APPLY };
+enum held { HELD_NONE, HELD_JUDGE, HELD_RESET, HELD_WAIT, HELD_CLEAR, HELD_APPLY };
 
 struct kvp_zmq_sub {
 	struct kvp_zmq_sub_cfg cfg;
@@ -40,7 +40,9 @@ struct kvp_zmq_sub {
 	int has_reply, is_blocked, is_connected;
 	uint64_t handshakes;
 	int is_fetching;  /* the running replay is a fetch: no live message is held */
-	int needs_reset;  /* on_reset is due before anything else */
+	int needs_reset;  /* on_reset is due before anything else, for reset_why */
+	enum kvp_zmq_why reset_why;
+	int is_cleared;   /* the running replay began too late, and the rank was cleared for it */
 	int fetch_left;   /* fetches still to make */
 	int is_untrusted; /* failed for its publisher's numbers */
 	uint64_t fetch_ns; /* not before */
@@ -89,7 +91,8 @@ static void *open_socket(const struct kvp_zmq_sub *s, int type, const char *endp
 	void *sock = zmq_socket(s->cfg.zmq, type);
 	if (!sock)
 		return NULL;
-	int64_t msg_max = KVP_ZMQ_MSG_MAX_BYTES;
+	uint64_t most = s->cfg.frame_max < INT64_MAX ? s->cfg.frame_max : INT64_MAX;
+	int64_t msg_max = most > KVP_ZMQ_MSG_MAX_BYTES ? (int64_t)most : KVP_ZMQ_MSG_MAX_BYTES;
 	int hwm = s->cfg.rcvhwm < 0 ? 0 : s->cfg.rcvhwm; /* the library's 0 is unlimited */
 	int bad = set_int(sock, ZMQ_LINGER, 0) || set_int(sock, ZMQ_RECONNECT_IVL, 100) ||
 		  set_int(sock, ZMQ_RECONNECT_IVL_MAX, 5000) || set_int(sock, ZMQ_TCP_KEEPALIVE, 1) ||
@@ -222,7 +225,9 @@ int kvp_zmq_sub_open(const struct kvp_zmq_sub_cfg *cfg, struct kvp_zmq_sub **out
 		return KVP_ERR_FULL;
 	s->cfg = *cfg;
 	s->cfg.stall_ms = cfg->stall_ms ? cfg->stall_ms : KVP_ZMQ_STALL_MS;
-	s->cfg.cooldown_ms = cfg->cooldown_ms ? cfg->cooldown_ms : KVP_ZMQ_COOLDOWN_MS;
+	s->cfg.cooldown_ms = cfg->cooldown_ms == KVP_ZMQ_NO_COOLDOWN ? 0
+			     : cfg->cooldown_ms			       ? cfg->cooldown_ms
+									       : KVP_ZMQ_COOLDOWN_MS;
 	s->cfg.rcvhwm = cfg->rcvhwm ? cfg->rcvhwm : KVP_ZMQ_RCVHWM;
 	zmq_msg_init(&s->msg);
 	zmq_msg_init(&s->reply);
@@ -258,6 +263,7 @@ int kvp_zmq_sub_retry(struct kvp_zmq_sub *s)
 	if (s->is_untrusted) {
 		kvp_zmq_cursor_forget(&s->cursor);
 		s->needs_reset = 1;
+		s->reset_why = KVP_ZMQ_WHY_RESTART;
 		s->is_untrusted = 0;
 	}
 	fetch_begin_soon(s);
@@ -370,8 +376,15 @@ static void fetch_end(struct kvp_zmq_sub *s, enum kvp_zmq_cause cause)
 		return;
 	if (cause == KVP_ZMQ_CAUSE_END)
 		s->fetch_left--;
-	uint64_t ms = cause == KVP_ZMQ_CAUSE_END ? KVP_ZMQ_FETCH_AGAIN_MS : s->cfg.cooldown_ms;
+	uint64_t ms = cause == KVP_ZMQ_CAUSE_END || s->cfg.cooldown_ms < KVP_ZMQ_FETCH_AGAIN_MS
+			      ? KVP_ZMQ_FETCH_AGAIN_MS
+			      : s->cfg.cooldown_ms;
 	s->fetch_ns = now_ns() + ms * NS_PER_MS;
+}
+
+static int clears_loss(const struct kvp_zmq_sub *s)
+{
+	return s->cfg.loss == KVP_ZMQ_LOSS_CLEAR;
 }
 
 static void replay_end(struct kvp_zmq_sub *s, enum kvp_zmq_cause cause)
@@ -379,7 +392,12 @@ static void replay_end(struct kvp_zmq_sub *s, enum kvp_zmq_cause cause)
 	enum kvp_zmq_incomplete r = kvp_zmq_cursor_replay_end(&s->cursor, cause, now_ns());
 	s->stats.ended[cause]++;
 	s->stats.incomplete[r]++;
-	s->held = s->is_fetching ? HELD_NONE : HELD_APPLY;
+	int is_lost = clears_loss(s) && s->cursor.start && r != KVP_ZMQ_COMPLETE && !s->is_cleared;
+	s->held = s->is_fetching ? HELD_NONE : is_lost ? HELD_CLEAR : HELD_APPLY;
+	if (s->is_fetching && is_lost && s->cursor.cnt) { /* none at all: nothing is known to be missing */
+		s->needs_reset = 1;
+		s->reset_why = KVP_ZMQ_WHY_LOSS;
+	}
 	if (s->is_fetching)
 		fetch_end(s, cause);
 	if (s->has_reply) { /* only when aborted */
@@ -397,6 +415,7 @@ static void replay_begin(struct kvp_zmq_sub *s, uint64_t start)
 	uint64_t wire = __builtin_bswap64(start);
 	s->stats.replays++;
 	s->held = HELD_WAIT;
+	s->is_cleared = 0;
 	s->replay_begin_ns = s->progress_ns = now_ns();
 	drop_replies(s);
 	if (!s->dealer)
@@ -441,6 +460,14 @@ static uint64_t replay_deadline(const struct kvp_zmq_sub *s)
 /* Offer the reply in hand. */
 static void deliver_reply(struct kvp_zmq_sub *s)
 {
+	const struct kvp_zmq_cursor *c = &s->cursor;
+	if (clears_loss(s) && !s->is_cleared && !c->cnt && c->start && s->reply_seq > c->start) {
+		if (s->cfg.on_reset(s->cfg.ctx, KVP_ZMQ_WHY_LOSS) == KVP_ERR_AGAIN) {
+			s->is_blocked = 1;
+			return;
+		}
+		s->is_cleared = 1;
+	}
 	int rc = s->cfg.on_batch(
 		s->cfg.ctx, s->reply_seq, zmq_msg_data(&s->reply), zmq_msg_size(&s->reply), KVP_ZMQ_REPLAYED);
 	if (rc == KVP_ERR_AGAIN) {
@@ -534,7 +561,7 @@ static void judge(struct kvp_zmq_sub *s)
 	count_gap(s, &gap);
 	switch (v) {
 	case KVP_ZMQ_APPLY:
-		s->held = HELD_APPLY;
+		s->held = gap.missing && gap.start && clears_loss(s) ? HELD_CLEAR : HELD_APPLY;
 		break;
 	case KVP_ZMQ_REPLAY:
 		replay_begin(s, gap.start);
@@ -563,10 +590,15 @@ static void judge(struct kvp_zmq_sub *s)
 /* Before a live message, or before anything at all. */
 static void deliver_reset(struct kvp_zmq_sub *s)
 {
-	if (s->cfg.on_reset(s->cfg.ctx) == KVP_ERR_AGAIN)
+	enum kvp_zmq_why why = s->held == HELD_CLEAR   ? KVP_ZMQ_WHY_LOSS
+			       : s->held == HELD_RESET ? KVP_ZMQ_WHY_RESTART
+						       : s->reset_why;
+	if (s->cfg.on_reset(s->cfg.ctx, why) == KVP_ERR_AGAIN)
 		s->is_blocked = 1;
 	else if (s->held == HELD_RESET)
 		s->held = HELD_JUDGE;
+	else if (s->held == HELD_CLEAR)
+		s->held = HELD_APPLY;
 	else
 		s->needs_reset = 0;
 }
@@ -628,6 +660,7 @@ static int step(struct kvp_zmq_sub *s)
 		judge(s);
 		return 1;
 	case HELD_RESET:
+	case HELD_CLEAR:
 		deliver_reset(s);
 		return 1;
 	case HELD_WAIT:

@@ -30,11 +30,12 @@
 #include "ipc/zmq_cursor.h"
 
 #define KVP_ZMQ_ENDPOINT_MAX 1024        /* bytes */
-#define KVP_ZMQ_MSG_MAX_BYTES (64 << 20) /* a longer frame costs the publisher its connection */
+#define KVP_ZMQ_MSG_MAX_BYTES (64 << 20) /* least limit: a longer frame costs the publisher its connection */
 #define KVP_ZMQ_STALL_MS 5000            /* default: replay without progress */
 #define KVP_ZMQ_COVERED_STALL_MS 500     /* the same when only the end marker is missing */
 #define KVP_ZMQ_REPLAY_TOTAL_MS 120000
 #define KVP_ZMQ_COOLDOWN_MS 30000 /* default */
+#define KVP_ZMQ_NO_COOLDOWN UINT32_MAX
 #define KVP_ZMQ_FETCH_AGAIN_MS 1000
 #define KVP_ZMQ_RCVHWM 100000     /* default: what publishers use */
 
@@ -53,6 +54,12 @@ enum kvp_zmq_gate { KVP_ZMQ_GATE_OPEN, KVP_ZMQ_GATE_SHUT };
 /* Whether missing batches are asked for before a live one shows that they are missing. */
 enum kvp_zmq_fetch { KVP_ZMQ_FETCH_ON_GAP, KVP_ZMQ_FETCH_AT_ONCE };
 
+/* What happens to a rank's blocks when batches are lost for good: no replay is made of a gap, or it lacks
+ * some. CLEAR: on_reset comes before the next batch, or the first one of a replay that begins too late. */
+enum kvp_zmq_loss { KVP_ZMQ_LOSS_KEEP, KVP_ZMQ_LOSS_CLEAR };
+/* Why a rank is to be cleared. */
+enum kvp_zmq_why { KVP_ZMQ_WHY_RESTART, KVP_ZMQ_WHY_LOSS };
+
 /* Where the listener of an earlier process stopped, for the same rank and publisher address. */
 struct kvp_zmq_resume {
 	uint8_t has_w, has_live; /* 0 = unset */
@@ -66,15 +73,17 @@ struct kvp_zmq_sub_cfg {
 	enum kvp_zmq_gate gate;         /* SHUT: buffer until kvp_zmq_sub_ready */
 	enum kvp_zmq_fetch fetch;
 	int rcvhwm;                     /* messages; 0 = default, -1 = unlimited */
-	uint32_t stall_ms, cooldown_ms; /* 0 = default */
+	uint32_t stall_ms, cooldown_ms; /* 0 = default; KVP_ZMQ_NO_COOLDOWN = every gap is replayed */
+	uint64_t frame_max;             /* bytes; counts above KVP_ZMQ_MSG_MAX_BYTES */
+	enum kvp_zmq_loss loss;
 	const struct kvp_zmq_resume *resume; /* NULL: start unset. Not used after open. */
 	void *ctx;
 	/* One batch: KVP_OK (framed: the watermark moves), KVP_ERR_AGAIN (no room: offered again by the next
 	 * kvp_zmq_sub_work, nothing is read meanwhile), anything else: could not be framed, counted. */
 	int (*on_batch)(void *ctx, uint64_t seq, const void *payload, size_t len, enum kvp_zmq_source src);
-	/* A new publisher: clear the rank, all tiers, behind everything delivered so far. KVP_OK or
-	 * KVP_ERR_AGAIN. */
-	int (*on_reset)(void *ctx);
+	/* A new publisher, or a loss: clear the rank, all tiers, behind everything delivered so far. KVP_OK
+	 * or KVP_ERR_AGAIN. */
+	int (*on_reset)(void *ctx, enum kvp_zmq_why why);
 };
 
 struct kvp_zmq_stats {

@@ -114,6 +114,56 @@ def anew(node):
     e.close()
 
 
+def limits():
+    """What the settings of KV events change."""
+    with Node(env={"KVPICK_KV_CLEAR_ON_LOSS": "true", "KVPICK_KV_MAX_PAYLOAD_BYTES": "1024", "KVPICK_KV_RECV_HWM": "0",
+                   "KVPICK_KV_REPLAY_TIMEOUT_MS": "100", "KVPICK_KV_REPLAY_COOLDOWN_MS": "0"}) as node:
+        e = Engine(False)
+        e.register(node, 1)
+        e.send(0, stored(1, 0, 3))
+        becomes(node, 1, 3, {(1, 0): 3}, "three blocks")
+        e.send(1, stored(1, 3, 30))
+        e.send(2, stored(2, 0, 2))
+        becomes(node, 2, 2, {(1, 0): 2}, "a batch over KVPICK_KV_MAX_PAYLOAD_BYTES is not applied, the next one is,")
+        tap.same((depth(node, 1, 3), node.counted("kvpick_indexer_event_lost_total")), ({(1, 0): 0}, 1),
+                 "and with KVPICK_KV_CLEAR_ON_LOSS the rank has forgotten what came before the loss")
+        e.close()
+        node.call("DELETE", "/workers/1")
+        e = Engine()
+        e.do("end off")
+        e.register(node, 2)
+        for s in (0, 3, 6):
+            e.send(s, stored(3, 0, 2), "live")
+        becomes(node, 3, 2, {(2, 0): 2}, "a replay service that does not answer")
+
+        def asked():
+            return [node.counted(f"kvpick_indexer_{what}_total") for what in ("gap_found", "replay_requested", "replay_fetched")]
+        wait_for(lambda: asked()[0] == 3)
+        tap.ok(asked()[1] - asked()[2] == 2, "is asked for both of its gaps: there is no cooldown", asked())
+        tap.same(node.counted("kvpick_indexer_replay_impossible_total"), 1, "but that of the engine without one")
+        e.close()
+        tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
+
+
+def media():
+    """Blocks of an engine that caches under pad values in place of the token that stands for an image."""
+    image, obj = 500, 0x123456789abcdef0
+    pad = 1000000 + (obj & 0x3fffffff)
+    prompt = [7, image, image, 8] + [9, 10, 11, 12]
+    infos = [{"mm_objects": [{"mm_hash": obj}]}, None]
+    for env, want in ({}, 0), ({"KVPICK_MM_IMAGE_TOKEN_ID": str(image)}, 2):
+        with Node(env=env) as node:
+            e = Engine(False)
+            e.register(node, 1)
+            e.send(0, stored(1, 0, 2, token_ids=[pad if t == image else t for t in prompt]))
+            e.send(1, stored(2, 0, 2))
+            becomes(node, 2, 2, {(1, 0): 2}, "two batches")
+            status, scores = node.call("POST", "/overlap_scores", {"token_ids": prompt, "block_mm_infos": infos})
+            tap.same((status, [w["device_blocks"] for w in scores.get("workers", [])]), (200, [want]),
+                     f"{want} blocks with an image are found with {env or 'no placeholder'}")
+            e.close()
+
+
 def namespaces(node):
     e = Engine(False)
     e.register(node, 5)
@@ -352,4 +402,6 @@ with Node() as node:
     without_tokens(node)
     holes(node)
     refused(node)
+limits()
+media()
 sys.exit(tap.done())

@@ -209,7 +209,8 @@ int main(void)
 {
 	zmq = zmq_ctx_new();
 	struct kvp_idx_listeners *l;
-	struct kvp_idx_listeners_cfg cfg = {THREADS, KVP_IDX_GATE_OPEN, &ctr, woken, failed, NULL};
+	struct kvp_idx_listeners_cfg cfg = {
+		.threads = THREADS, .ctr = &ctr, .wake = woken, .failed = failed};
 	if (kvp_idx_listeners_open(&cfg, &l))
 		return 1;
 	for (uint32_t i = 0; i < RANKS; i++) {

@@ -201,7 +201,7 @@ static const char *last_failure(void)
 static int idx_open(void)
 {
 	struct kvp_idx_cfg cfg = {KVP_WREC_QUEUEING_OFF, KVP_WREC_EVENTS_ON};
-	struct kvp_idx_listeners_cfg lc = {2, KVP_IDX_GATE_OPEN, node.ctr, woken, failed, NULL};
+	struct kvp_idx_listeners_cfg lc = {.threads = 2, .ctr = node.ctr, .wake = woken, .failed = failed};
 	return kvp_idx_open(&idx, &node.cat, NULL, NULL, &node.mark, node.ctr, &cfg) ||
 		kvp_idx_listeners_open(&lc, &idx.listeners) || kvp_idx_recover(&idx);
 }

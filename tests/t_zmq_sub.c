@@ -250,6 +250,66 @@ static void test_no_endpoint(void)
 	fx_close(&f);
 }
 
+/* With CLEAR a rank is emptied before what follows a loss, once, and only where something was known. */
+static void test_loss(void)
+{
+	struct kvp_zmq_sub_cfg cfg = {.replay_endpoint = NULL, .loss = KVP_ZMQ_LOSS_CLEAR};
+	struct fx f;
+	fx_open(&f, &cfg, FX_NEW);
+	fx_publish(&f, 3);
+	fx_publish(&f, 4);
+	fx_until(&f, f.cnt == 2);
+	is_u64(f.resets, 0, "a late start is no loss");
+	f.again = 2;
+	fx_publish(&f, 7);
+	fx_publish(&f, 8);
+	fx_until(&f, f.cnt == 4);
+	ok(delivered(&f, SEQS(3, 4, 7, 8)) && f.resets == 1 && f.losses == 1 && f.reset_at == 2,
+		"a gap without replay: cleared once, before the next batch, when there is room");
+	fx_close(&f);
+	cfg.replay_endpoint = "yes";
+	fx_open(&f, &cfg, FX_NEW);
+	fx_keep(&f, 0);
+	fx_keep(&f, 3);
+	fx_publish(&f, 0);
+	fx_publish(&f, 3);
+	fx_until(&f, f.cnt == 4);
+	is_u64(f.resets, 0, "a complete replay: nothing is lost");
+	f.first = 6;
+	f.last = 8;
+	f.again = 1;
+	fx_publish(&f, 8);
+	fx_until(&f, f.cnt == 7);
+	ok(delivered(&f, SEQS(0, 1, 2, 3, 6, 7, 8)) && f.losses == 1 && f.resets == 1 && f.reset_at == 4,
+		"a replay that begins too late: cleared once, before its first batch");
+	fx_publish(&f, 12);
+	fx_until(&f, f.cnt == 8);
+	ok(STATS(&f).cooldown == 1 && f.losses == 2 && f.reset_at == 7, "a gap in the cooldown, too");
+	fx_close(&f);
+	fx_open(&f, &cfg, FX_NEW); /* it keeps nothing */
+	fx_publish(&f, 0);
+	fx_publish(&f, 3);
+	fx_until(&f, f.cnt == 2);
+	ok(STATS(&f).incomplete[KVP_ZMQ_EMPTY] == 1 && f.losses == 1 && f.reset_at == 1,
+		"an empty replay: cleared before the live batch");
+	fx_close(&f);
+}
+
+static void test_no_cooldown(void)
+{
+	struct kvp_zmq_sub_cfg cfg = {
+		.replay_endpoint = "yes", .stall_ms = 100, .cooldown_ms = KVP_ZMQ_NO_COOLDOWN};
+	struct fx f;
+	fx_open(&f, &cfg, FX_SILENT);
+	fx_publish(&f, 0);
+	fx_publish(&f, 5);
+	fx_publish(&f, 9);
+	fx_until(&f, f.cnt == 3);
+	ok(f.requests == 2 && STATS(&f).cooldown == 0 && STATS(&f).ended[KVP_ZMQ_CAUSE_TIMEOUT] == 2,
+		"without a cooldown each gap is asked for");
+	fx_close(&f);
+}
+
 static void test_restart(void)
 {
 	struct kvp_zmq_sub_cfg cfg = {.replay_endpoint = "yes"};
@@ -511,6 +571,8 @@ int main(void)
 	test_no_answer(FX_GARBAGE, "garbage", KVP_ZMQ_CAUSE_BROKEN);
 	test_unasked();
 	test_no_endpoint();
+	test_loss();
+	test_no_cooldown();
 	test_restart();
 	test_fetch();
 	test_fetch_silent();

@@ -26,7 +26,7 @@ struct fx {
 	enum fx_mode mode;
 	uint64_t seq[FX_MAX]; /* what the listener delivered and could be framed */
 	enum kvp_zmq_source src[FX_MAX];
-	uint32_t cnt, resets, again; /* again: refusals still to give */
+	uint32_t cnt, resets, losses, again; /* again: refusals still to give */
 	uint64_t reset_at;           /* deliveries before the last reset */
 	uint64_t w_before_live;      /* watermark when the last live batch came */
 	uint64_t first, last;        /* replay buffer: [first, last] */
@@ -64,7 +64,7 @@ static int fx_on_batch(void *ctx, uint64_t seq, const void *p, size_t len, enum 
 	return KVP_OK;
 }
 
-static int fx_on_reset(void *ctx)
+static int fx_on_reset(void *ctx, enum kvp_zmq_why why)
 {
 	struct fx *f = ctx;
 	if (f->again) {
@@ -72,6 +72,7 @@ static int fx_on_reset(void *ctx)
 		return KVP_ERR_AGAIN;
 	}
 	f->resets++;
+	f->losses += why == KVP_ZMQ_WHY_LOSS;
 	f->reset_at = f->cnt;
 	return KVP_OK;
 }

@@ -4,6 +4,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+struct kvp_hash_placeholder kvp_placeholder_from_config(const struct kvp_config *cfg)
+{
+	struct kvp_hash_placeholder p = {.image_set = KVP_HASH_PLACEHOLDER_UNSET};
+	if (cfg->mm_image_token_id != KVP_CONFIG_UNSET) {
+		p.image_set = KVP_HASH_PLACEHOLDER_SET;
+		p.image_tok = (uint32_t)cfg->mm_image_token_id;
+	}
+	if (cfg->mm_video_token_id != KVP_CONFIG_UNSET) {
+		p.video_set = KVP_HASH_PLACEHOLDER_SET;
+		p.video_tok = (uint32_t)cfg->mm_video_token_id;
+	}
+	return p;
+}
+
 void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_config *cfg)
 {
 	kvp_select_defaults(set);
@@ -28,6 +42,7 @@ void kvp_select_from_config(struct kvp_select_settings *set, const struct kvp_co
 	 * where there are any, and nothing is predicted. */
 	set->decode_learns = cfg->conditional_disagg && !cfg->use_kv_events ? KVP_YES : KVP_NO;
 	set->refresh_after_s = cfg->overlap_refresh_after_secs;
+	set->placeholder = kvp_placeholder_from_config(cfg);
 	if (kvp_config_has(cfg->decode_busy_threshold))
 		set->decode_busy_threshold = cfg->decode_busy_threshold;
 	if (kvp_config_has(cfg->prefill_busy_threshold))

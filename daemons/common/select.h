@@ -35,6 +35,7 @@ struct kvp_select_settings {
 	enum kvp_tristate decode_learns;   /* bookings of the decode role feed the index like others */
 	enum kvp_booking_owner owner_kind;
 	enum kvp_affinity_mode affinity_mode;
+	struct kvp_hash_placeholder placeholder; /* of prompts with media; both unset by default */
 };
 
 /* kvp_select_defaults fills in what an empty environment gives. */

@@ -15,7 +15,7 @@ static int begin_tokens(struct kvp_selection *s, const struct kvp_prompt *p, enu
 	kvp_hasher_init(&n->hasher, p->token, p->token_cnt, s->part.block_size,
 		eagle ? KVP_HASH_WINDOW_EAGLE : KVP_HASH_WINDOW_PLAIN, seed);
 	if (p->mm)
-		kvp_hasher_set_mm(&n->hasher, p->mm, p->mm_cnt, NULL);
+		kvp_hasher_set_mm(&n->hasher, p->mm, p->mm_cnt, &s->set.placeholder);
 	n->isl_tok = p->token_cnt;
 	n->blk_cnt = (uint32_t)kvp_hasher_blocks(&n->hasher);
 	n->seq_cnt = n->blk_cnt;

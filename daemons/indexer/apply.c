@@ -101,13 +101,13 @@ static int apply_clear(struct kvp_idx *idx, const struct kvp_idx_rank *r, const 
 	return KVP_OK;
 }
 
-/* The listener's engine has begun anew. */
+/* The listener's engine has begun anew, or batches of it were lost. */
 static int apply_restart(struct kvp_idx *idx, const struct kvp_idx_rank *own, const struct kvp_idx_msg *m)
 {
 	if (own->index_slot != KVP_INDEX_NONE && kvp_idx_rank_clear(idx, own->index_slot) == KVP_ERR_AGAIN)
 		return KVP_ERR_AGAIN;
 	kvp_idx_rank_anew(idx, m->rank_slot);
-	kvp_ctr_add(idx->ctr, KVP_CTR_EV_RESTART, 1);
+	kvp_ctr_add(idx->ctr, m->op == KVP_IDX_LOST ? KVP_CTR_EV_LOST : KVP_CTR_EV_RESTART, 1);
 	return KVP_OK;
 }
 
@@ -126,7 +126,7 @@ int kvp_idx_apply(struct kvp_idx *idx, const struct kvp_idx_msg *m, uint64_t now
 		apply_notes(idx, own, m);
 		return KVP_OK;
 	}
-	if (m->op == KVP_IDX_RESTART)
+	if (m->op == KVP_IDX_RESTART || m->op == KVP_IDX_LOST)
 		return apply_restart(idx, own, m);
 	struct kvp_idx_rank *r = target_rank(idx, own, m);
 	if (!r) {

@@ -112,7 +112,7 @@ static int push_store(struct listener *l, const struct kvp_kv_op *op)
 {
 	struct kvp_hasher h;
 	kvp_hasher_init(&h, op->tok, op->tok_cnt, op->block_size, op->window, op->seed);
-	kvp_hasher_set_mm(&h, op->mm, op->mm_cnt, NULL);
+	kvp_hasher_set_mm(&h, op->mm, op->mm_cnt, &l->thread->all->cfg.placeholder);
 	for (uint32_t first = 0; first < op->ext_cnt;) {
 		uint32_t n =
 			op->ext_cnt - first < KVP_IDX_MSG_BLK_MAX ? op->ext_cnt - first : KVP_IDX_MSG_BLK_MAX;
@@ -284,16 +284,17 @@ static int on_batch(void *ctx, uint64_t seq, const void *payload, size_t len, en
 	return push_mark(l, seq, src, recv_ns);
 }
 
-static int on_reset(void *ctx)
+static int on_reset(void *ctx, enum kvp_zmq_why why)
 {
 	struct listener *l = ctx;
-	int rc = push_plain(l, KVP_IDX_RESTART, l->spec.dp_rank, KVP_KV_DEVICE);
+	int is_loss = why == KVP_ZMQ_WHY_LOSS;
+	int rc = push_plain(l, is_loss ? KVP_IDX_LOST : KVP_IDX_RESTART, l->spec.dp_rank, KVP_KV_DEVICE);
 	if (rc)
 		return rc;
 	kvp_kv_norm_reset(l->norm);
 	wake(l->thread);
-	KVP_LOG_N("listener.restart", "worker=%llu rank=%u", (unsigned long long)l->spec.worker_id,
-		l->spec.dp_rank);
+	KVP_LOG_N("listener.cleared", "worker=%llu rank=%u reason=%s", (unsigned long long)l->spec.worker_id,
+		l->spec.dp_rank, is_loss ? "events_lost" : "publisher_restarted");
 	return KVP_OK;
 }
 
@@ -428,6 +429,11 @@ static void listener_add(struct thread *t, const struct kvp_idx_listen *spec)
 		.replay_endpoint = spec->replay,
 		.gate = t->gate,
 		.fetch = spec->fetch,
+		.rcvhwm = t->all->cfg.rcvhwm,
+		.stall_ms = t->all->cfg.stall_ms,
+		.cooldown_ms = t->all->cfg.cooldown_ms,
+		.frame_max = t->all->cfg.payload_max,
+		.loss = t->all->cfg.loss,
 		.ctx = l,
 		.on_batch = on_batch,
 		.on_reset = on_reset};
@@ -712,6 +718,8 @@ static int thread_open(struct kvp_idx_listeners *l, struct thread *t)
 	if (t->wake_fd < 0 || !t->dec || kvp_idx_ring_open(&t->ring, RING_WORDS) ||
 		pthread_mutex_init(&t->lock, NULL))
 		return KVP_ERR_SYS;
+	if (l->cfg.payload_max)
+		kvp_kv_dec_limit(t->dec, l->cfg.payload_max);
 	return KVP_OK;
 }
 

@@ -22,6 +22,8 @@
 #include "shm/counter.h"
 #include "shm/memo.h"
 
+#include <kvpick/hash.h>
+
 struct kvp_idx_listeners;
 
 struct kvp_idx_listen {	   /* what a listener is to do */
@@ -49,6 +51,12 @@ struct kvp_idx_listeners_cfg {
 	void (*wake)(void *ctx);
 	void (*failed)(void *ctx, const char *text);
 	void *ctx;
+	/* Of every listener (ipc/zmq_sub.h); all zeros: the defaults. */
+	int rcvhwm;
+	uint32_t stall_ms, cooldown_ms;
+	uint64_t payload_max; /* bytes; longer batches are refused */
+	enum kvp_zmq_loss loss;
+	struct kvp_hash_placeholder placeholder;
 };
 
 /* kvp_idx_listeners_open starts the decoder threads. KVP_ERR_SYS. */

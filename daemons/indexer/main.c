@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemons/common/apply_config.h"
 #include "daemons/common/boot.h"
 #include "daemons/common/config.h"
 #include "daemons/indexer/ahead.h"
@@ -193,7 +194,14 @@ static int open_all(struct daemon *d)
 			.ctr = d->boot.ctr,
 			.wake = wake_self,
 			.failed = listener_failed,
-			.ctx = d};
+			.ctx = d,
+			.rcvhwm = c->kv_recv_hwm ? (int)c->kv_recv_hwm : -1,
+			.stall_ms = (uint32_t)c->kv_replay_timeout_ms,
+			.cooldown_ms = c->kv_replay_cooldown_ms ? (uint32_t)c->kv_replay_cooldown_ms
+								: KVP_ZMQ_NO_COOLDOWN,
+			.payload_max = c->kv_max_payload_bytes,
+			.loss = c->kv_clear_on_loss ? KVP_ZMQ_LOSS_CLEAR : KVP_ZMQ_LOSS_KEEP,
+			.placeholder = kvp_placeholder_from_config(c)};
 		rc = kvp_idx_listeners_open(&lc, &d->listeners);
 		d->idx.listeners = d->listeners;
 	}

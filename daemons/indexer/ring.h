@@ -23,7 +23,8 @@ enum kvp_idx_op {
 	KVP_IDX_REMOVE,
 	KVP_IDX_CLEAR,
 	KVP_IDX_CLEAR_TIER,
-	KVP_IDX_RESTART,
+	KVP_IDX_RESTART, /* the engine has begun anew: all of the rank goes */
+	KVP_IDX_LOST,	 /* the same, for batches that were lost */
 	KVP_IDX_NOTES,
 	KVP_IDX_MARK
 };

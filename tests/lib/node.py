@@ -128,6 +128,11 @@ class Node:
                               capture_output=True, text=True, timeout=60 * SLOW)
         return done.returncode, done.stdout + done.stderr
 
+    def counted(self, name):
+        """A metric by its whole name, all its series together; 0 where there is none."""
+        return sum(float(line.split()[-1]) for line in self.call("GET", "/metrics")[1].splitlines()
+                   if line.startswith((f"{name} ", f"{name}{{")))
+
     def children(self):
         """{role: [pid]} of the node's processes, by program name."""
         out = {}
