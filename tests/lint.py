@@ -19,6 +19,9 @@ ARROWS = {
     "daemons/common": {"kvpick", "shm", "ipc", "daemons/common"},
 }
 LINKED = {"shm", "ipc", "daemons/common", "daemons/extproc", "daemons/peer", "daemons/discovery", "daemons/sidecar"}
+# Settings of which only the default is legal.
+REFUSED = {"tracking_hash", "tracking_key_file", "tracking_key_id", "prefill_load_model", "shared_cache_type",
+           "use_remote_indexer", "kube_discovery_mode"}
 LIBRARY_BAN = {
     "shm": re.compile(r"#include <(zmq|grpc|protobuf|liburing|msgpack|simdjson|http_parser)"),
 }
@@ -133,11 +136,26 @@ def check_file(path):
     check_contract(path, rel, text)
 
 
+def check_used():
+    """Settings that nobody reads, counters that nobody writes."""
+    files = [p for p in sorted(ROOT.rglob("*.[ch]")) if p.relative_to(ROOT).parts[0] in {"shm", "ipc", "daemons"}]
+    words = set(re.findall(r"(?:->|\.)\w+|\b[A-Z]\w+", "\n".join(strip_comments(p.read_text(encoding="utf-8")) for p in files)))
+    table = ROOT / "daemons/common/config_settings.def"
+    for field in re.findall(r"^(?:BOOL|INT|FLT|STR|WORD)\((\w+),", table.read_text(encoding="utf-8"), re.M):
+        if field not in REFUSED and not words & {f"->{field}", f".{field}", f"KVP_CFG_{field}"}:
+            report(table, 1, f"nobody reads the setting {field}")
+    table = ROOT / "include/kvpick/counters.def"
+    for name in re.findall(r"^\tX\((\w+), \"", table.read_text(encoding="utf-8"), re.M):
+        if not words & {name, f"KVP_CTR_{name}", f"KVP_HIST_{name}"}:
+            report(table, 1, f"nobody counts {name}")
+
+
 def main():
     count = 0
     for path in files():
         check_file(path)
         count += 1
+    check_used()
     for line in found:
         print(line)
     print(f"lint: {count} files, {len(found)} findings")
