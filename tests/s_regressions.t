@@ -164,7 +164,7 @@ def vanished():
             conn.ask("DELETE", f"/workers/{w}")
             conn.ask("POST", "/workers", worker(w, max_num_batched_tokens=64))
             n += 2
-            time.sleep(0.005)
+            time.sleep(0.005)  # between changes, so that selections meet both states
         stop.set()
         for t in threads:
             t.join(60 * SLOW)

@@ -168,7 +168,7 @@ def rampage(node, clients, chance, seconds, most):
             except ProcessLookupError:
                 continue
         kills[role] += 1
-        time.sleep(chance.random() ** 2 * 0.3)
+        time.sleep(chance.random() ** 2 * 0.3)  # until some moment
     return kills
 
 
