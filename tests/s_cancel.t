@@ -21,13 +21,6 @@ TIMES = 200 if LONG else 20
 LEAVE = {"reset": Client.reset, "closed": Client.close}
 
 
-def counter(node, name):
-    for line in node.call("GET", "/metrics")[1].splitlines():
-        if name in line and not line.startswith("#"):
-            return float(line.split()[-1])
-    return 0
-
-
 def nothing_left(node, what, ids):
     gone = wait_for(lambda: waiting(node) == 0 and total(node) == [0, 0, 0])
     tap.ok(gone, f"{what}: nobody waits, no load", part(node))
@@ -98,7 +91,7 @@ def before_answer(node, how):
     """The client leaves right behind its request. Its end may overtake the answer, which the server sees and undoes
     the booking; or the answer was already in the client's kernel: then it frees the id itself, as the README says.
     With its process stopped meanwhile, request and end are there together: always undone."""
-    ids, before, crossed = [f"b{i}" for i in range(TIMES)], counter(node, "httpd_reply_undelivered"), 0
+    ids, before, crossed = [f"b{i}" for i in range(TIMES)], node.counted("httpd_reply_undelivered"), 0
     for sid in ids:
         LEAVE[how](Waiter(node, sid))
 
@@ -108,7 +101,7 @@ def before_answer(node, how):
             return total(node) == [0, 0, 0] and waiting(node) == 0
         wait_for(settled)
     nothing_left(node, f"{how} behind the request", ids)
-    undone = counter(node, "httpd_reply_undelivered") - before
+    undone = node.counted("httpd_reply_undelivered") - before
     print(f"# of {TIMES} bookings {undone:.0f} were undone, {crossed} freed by the client")
     ids = []
     for i in range(TIMES // 10):
@@ -147,7 +140,7 @@ def answered_in_time(node):
     w = Waiter(node, "reset")
     w.answered(10)
     w.reset()
-    wait_for(lambda: counter(node, "httpd_connection_open") <= 1)
+    wait_for(lambda: node.counted("httpd_connection_open") <= 1)
     tap.same(free(node, "reset"), 200, "as does that of one that read the answer before it reset")
 
 

@@ -185,13 +185,6 @@ def anon_kb(pid):
         return next(int(line.split()[1]) for line in f if line.startswith("RssAnon"))
 
 
-def counter(node, name):
-    for line in node.call("GET", "/metrics")[1].splitlines():
-        if line.startswith(name) and line[len(name)] in " {":
-            return int(float(line.split()[-1]))
-    return None
-
-
 def clients(node):
     httpd = node.children()["kvpick-httpd"][0]
     before = anon_kb(httpd)
@@ -200,15 +193,15 @@ def clients(node):
     grown = anon_kb(httpd) - before
     tap.ok(grown < 24 * 1024 or SLOW > 1, f"16 clients that do not read cost {grown} KiB")
     tap.same(node.call("GET", "/health")[0], 200, "and nobody else waits for them")
-    cut = counter(node, "kvpick_httpd_dump_cut_total")
+    cut = node.counted("httpd_dump_cut")
     for s in many[:8]:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         s.close()
-    wait_for(lambda: counter(node, "kvpick_httpd_dump_cut_total") >= cut + 8)
-    tap.ok(counter(node, "kvpick_httpd_dump_cut_total") >= cut + 8, "clients that vanish are forgotten")
+    wait_for(lambda: node.counted("httpd_dump_cut") >= cut + 8)
+    tap.ok(node.counted("httpd_dump_cut") >= cut + 8, "clients that vanish are forgotten")
     tap.same(get(node)[0], 200, "and there is room again")
-    wait_for(lambda: counter(node, "kvpick_httpd_dump_cut_total") >= cut + 16)
-    tap.ok(counter(node, "kvpick_httpd_dump_cut_total") >= cut + 16,
+    wait_for(lambda: node.counted("httpd_dump_cut") >= cut + 16)
+    tap.ok(node.counted("httpd_dump_cut") >= cut + 16,
            "those that read nothing for the read time-out are cut")
     for s in many[8:]:
         s.close()
@@ -238,7 +231,7 @@ def big():
         for i in range(60):
             e.send(i, stored(1 + i, 0, 1000))
         whole = 60000
-        wait_for(lambda: counter(node, "kvpick_indexer_radix_blocks") == whole, 30)
+        wait_for(lambda: node.counted("indexer_radix_blocks") == whole, 30)
         parameters(node, whole)
         killed_indexer(node, whole)
         clients(node)

@@ -125,7 +125,7 @@ def limits():
         e.send(1, stored(1, 3, 30))
         e.send(2, stored(2, 0, 2))
         becomes(node, 2, 2, {(1, 0): 2}, "a batch over KVPICK_KV_MAX_PAYLOAD_BYTES is not applied, the next one is,")
-        tap.same((depth(node, 1, 3), node.counted("kvpick_indexer_event_lost_total")), ({(1, 0): 0}, 1),
+        tap.same((depth(node, 1, 3), node.counted("indexer_event_lost")), ({(1, 0): 0}, 1),
                  "and with KVPICK_KV_CLEAR_ON_LOSS the rank has forgotten what came before the loss")
         e.close()
         node.call("DELETE", "/workers/1")
@@ -137,10 +137,10 @@ def limits():
         becomes(node, 3, 2, {(2, 0): 2}, "a replay service that does not answer")
 
         def asked():
-            return [node.counted(f"kvpick_indexer_{what}_total") for what in ("gap_found", "replay_requested", "replay_fetched")]
+            return [node.counted(f"indexer_{what}") for what in ("gap_found", "replay_requested", "replay_fetched")]
         wait_for(lambda: asked()[0] == 3)
         tap.ok(asked()[1] - asked()[2] == 2, "is asked for both of its gaps: there is no cooldown", asked())
-        tap.same(node.counted("kvpick_indexer_replay_impossible_total"), 1, "but that of the engine without one")
+        tap.same(node.counted("indexer_replay_impossible"), 1, "but that of the engine without one")
         e.close()
         tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
 
@@ -239,13 +239,6 @@ def row_becomes(node, first, blocks, want, name, worker_id=9):
     tap.same(row_of(node, first, blocks, worker_id), want, name)
 
 
-def counter(node, name):
-    for line in node.call("GET", "/metrics")[1].splitlines():
-        if line.startswith(f"kvpick_{name} "):
-            return int(float(line.split()[1]))
-    raise RuntimeError(f"no counter {name}")
-
-
 def hashes(first, blocks, medium="CPU"):
     """A store that tells hashes only."""
     return stored(first, 0, blocks, token_ids=[], block_size=0, medium=medium)
@@ -295,7 +288,7 @@ def unknown_in_batch(node):
             want[at] = 8
             wait_for(lambda: row_of(node, first, 8)[:3] == want)
             before = row_of(node, first, 8)[:3]
-            unknown = counter(node, "indexer_block_unknown_total")
+            unknown = node.counted("indexer_block_unknown")
             names = [first * 1000 + i for i in (1, 4, 8)]
             names.insert((1, 0, 3)[place], 987654321)
             e.send(seq + 1, removed(names, medium))
@@ -305,7 +298,7 @@ def unknown_in_batch(node):
             want[at] = 3
             wait_for(lambda: row_of(node, first, 8)[:3] == want)
             tap.same((sum(before), row_of(node, first, 8)[:3],
-                      counter(node, "indexer_block_unknown_total") - unknown), (8, want, 1),
+                      node.counted("indexer_block_unknown") - unknown), (8, want, 1),
                      f"{medium}: blocks 0, 3 and 7 are gone, one hash was unknown (place {place})")
             seq += 3
     node.call("DELETE", "/workers/9")
@@ -323,16 +316,16 @@ def without_tokens(node):
     row_becomes(node, 60, 8, [0, 6, 0, 6 * .75], "six of eight blocks stay in host memory")
     other.send(0, hashes(60, 4, "DISK"))
     row_becomes(node, 60, 8, [0, 0, 4, 1], "another rank attaches to what the first one told", 10)
-    lost = counter(node, "indexer_radix_unattached_total")
+    lost = node.counted("indexer_radix_unattached")
     lines = len(node.log_text().splitlines())
     e.send(3, hashes(61, 3))
-    wait_for(lambda: counter(node, "indexer_radix_unattached_total") == lost + 3)
-    tap.same((counter(node, "indexer_radix_unattached_total") - lost, row_of(node, 60, 8)),
+    wait_for(lambda: node.counted("indexer_radix_unattached") == lost + 3)
+    tap.same((node.counted("indexer_radix_unattached") - lost, row_of(node, 60, 8)),
              (3, [0, 6, 0, 6 * .75]), "hashes that nobody knows are counted and change nothing")
     for seq in range(4, 1004):
         e.send(seq, hashes(62, 3))
-    wait_for(lambda: counter(node, "indexer_radix_unattached_total") == lost + 3003)
-    tap.same(counter(node, "indexer_radix_unattached_total"), lost + 3003, "a thousand more")
+    wait_for(lambda: node.counted("indexer_radix_unattached") == lost + 3003)
+    tap.same(node.counted("indexer_radix_unattached"), lost + 3003, "a thousand more")
     tap.ok(len(node.log_text().splitlines()) - lines <= 1, "and no line in the log for each")
     for w in (9, 10):
         node.call("DELETE", f"/workers/{w}")

@@ -102,8 +102,8 @@ def decode_cases():
         tap.ok(wait_for(lambda: replica.loads(node)[1, 0] == (1, 2, 8)), "behind them, an event is applied")
         seen = replica.events(node)
         tap.same(seen.get("unknown_partition"), good, "those to be accepted came through")
-        dropped = seen.get("malformed", 0) + replica.counter(node, "peer_mesh_bad_frames")
-        tap.ok(wait_for(lambda: seen.get("malformed", 0) + replica.counter(node, "peer_mesh_bad_frames") ==
+        dropped = seen.get("malformed", 0) + node.counted("peer_mesh_bad_frames")
+        tap.ok(wait_for(lambda: seen.get("malformed", 0) + node.counted("peer_mesh_bad_frames") ==
                         len(cases) - good), "those to be dropped are counted", f"{dropped} of {len(cases) - good}")
 
 
@@ -159,7 +159,7 @@ def pair(a, b):
     a.call("POST", "/replica_sync/register_peer", {"endpoint": b.endpoint})
     b.call("POST", "/replica_sync/register_peer", {"endpoint": a.endpoint})
     for i, (x, y) in enumerate(((a, b), (b, a))):
-        heard = lambda: replica.counter(y, "peer_mesh_received")
+        heard = lambda: y.counted("peer_mesh_received")
         x.call("POST", "/select_and_reserve", {"selection_id": f"hello{i}", "token_ids": [1] * 4})
         prefill = lambda: x.call("POST", f"/reservations/hello{i}/prefill_complete", {})
         if not wait_for(lambda: (prefill(), heard())[1]):
@@ -207,9 +207,9 @@ def mirrored():
         tap.same(a.call("DELETE", "/reservations/x")[0], 404, "and does not know it any more")
         tap.same(a.call("POST", "/reservations", {"selection_id": "y", "worker_id": 9, "dp_rank": 0,
                                                   "token_ids": [1] * 4})[0], 404, "a booking that fails")
-        sent = [replica.counter(n, "peer_mesh_sent") for n in (a, b)]
+        told = a.counted("any_lifecycle_enqueued")
         a.call("POST", "/select", {"token_ids": [3] * 8})
-        tap.same([replica.counter(n, "peer_mesh_sent") for n in (a, b)], sent, "and a selection are not told")
+        tap.same(a.counted("any_lifecycle_enqueued"), told, "and a selection are not told")
         a.checked("mirrored A")
         b.checked("mirrored B")
         for i in range(20):
@@ -256,9 +256,9 @@ def members():
     """Peers come and go while the node runs; a node may be its own peer."""
     with Replica() as node, Peer() as peer:
         node.workers(1)
-        tap.same(replica.counter(node, "peer_mesh_peers"), 0, "nobody is listened to")
+        tap.same(node.counted("peer_mesh_peers"), 0, "nobody is listened to")
         replica.linked(node, peer)
-        tap.ok(wait_for(lambda: replica.counter(node, "peer_mesh_peers") == 1), "a registered peer is")
+        tap.ok(wait_for(lambda: node.counted("peer_mesh_peers") == 1), "a registered peer is")
         tap.ok(peer.at in node.ctl("peers")[1], "kvpickctl shows it")
         peer.event(data=replica.add([1], 4), rid="a")
         tap.ok(wait_for(lambda: replica.loads(node)[1, 0] == (1, 1, 4)), "its events count")
@@ -266,14 +266,14 @@ def members():
         for i in range(50):
             peer.event(data=replica.add([i + 2], 4), rid=f"b{i}")
         tap.ok(not wait_for(lambda: replica.loads(node)[1, 0] != (1, 1, 4), 0.3), "nothing of it counts any more")
-        tap.same(replica.counter(node, "peer_mesh_peers"), 0, "nobody is listened to")
+        tap.same(node.counted("peer_mesh_peers"), 0, "nobody is listened to")
         replica.linked(node, peer)
         peer.event(data="Free", rid="a")
         tap.ok(wait_for(lambda: replica.total(node) == (0, 0, 0)), "registered again, it is heard")
         tap.same(node.call("POST", "/replica_sync/register_peer", {"endpoint": "tcp://*:9092"})[0], 400,
                  "a wildcard is no peer")
         node.call("POST", "/replica_sync/register_peer", {"endpoint": node.endpoint})
-        wait_for(lambda: replica.counter(node, "peer_mesh_peers") == 2)
+        wait_for(lambda: node.counted("peer_mesh_peers") == 2)
         own = lambda: replica.events(node).get("own", 0)
         node.call("POST", "/select_and_reserve", {"selection_id": "own", "token_ids": [1] * 8})
         again = lambda: (node.call("POST", "/reservations/own/prefill_complete", {}), own())[1]
@@ -331,7 +331,7 @@ def sessions():
         for i in range(6):
             ask = {"token_ids": [i * 10 + j for j in range(12)], "session_id": f"s{i}"}
             at = a.call("POST", "/select_and_reserve", dict(ask, selection_id=f"sa{i}"))[1]["worker_id"]
-            wait_for(lambda: replica.counter(b, "peer_binding_applied") > i)
+            wait_for(lambda: b.counted("peer_binding_applied") > i)
             got = b.call("POST", "/select_and_reserve", dict(ask, selection_id=f"sb{i}"))[1].get("worker_id")
             tap.same(got, at, f"session {i} sticks")
         for i in range(6):
@@ -387,10 +387,12 @@ def herd():
                 n.workers(1, 2, 3, 4)
             chosen = {}
             for i in range(400):
-                at = (a, b)[i % 2].call("POST", "/select_and_reserve", {
+                here, there = (a, b) if i % 2 else (b, a)
+                at = here.call("POST", "/select_and_reserve", {
                     "selection_id": f"h{i}", "token_ids": [i * 8 + j for j in range(8)]})[1]["worker_id"]
                 chosen[at] = chosen.get(at, 0) + 1
-                time.sleep(0.005)
+                if sync:
+                    wait_for(lambda there=there, n=i + 1: replica.total(there)[0] == n)
             if sync:
                 tap.ok(all(90 <= chosen.get(w, 0) <= 110 for w in (1, 2, 3, 4)), "with sync it spreads evenly",
                        f"{chosen}")

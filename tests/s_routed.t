@@ -34,11 +34,6 @@ def becomes(node, first, blocks, want, name, **extra):
     tap.same(got, want, name)
 
 
-def counter(node, name):
-    text = node.call("GET", "/metrics")[1]
-    return sum(int(float(line.split()[-1])) for line in text.splitlines() if line.startswith(f"kvpick_{name}"))
-
-
 def reserve(node, first, blocks, worker_id, rank=0, **extra):
     """An explicit booking; its id, or None when refused."""
     reserve.made += 1
@@ -91,8 +86,8 @@ def forms_and_ages():
         got = wait_for(lambda: depth(node, 1, 6) == {(1, 0): 0, (2, 0): 0})
         took = time.monotonic() - asked
         tap.ok(got and took >= ttl, "blocks end by age, not before", f"{got} {took}")
-        tap.ok(wait_for(lambda: counter(node, "indexer_routed_blocks") == 0), "all of them")
-        tap.same(counter(node, "indexer_routed_expired"), 18, "which is counted")
+        tap.ok(wait_for(lambda: node.counted("indexer_routed_blocks") == 0), "all of them")
+        tap.same(node.counted("indexer_routed_expired"), 18, "which is counted")
         checked(node)
 
 
@@ -100,7 +95,7 @@ def tells_nothing():
     with Node(env=dict(OFF, DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT="0")) as node:
         register(node, worker(1))
         reserve(node, 1, 4, 1)
-        tap.same(counter(node, "any_select_routed"), 0, "with a credit of 0 no booking is told")
+        tap.same(node.counted("any_select_routed"), 0, "with a credit of 0 no booking is told")
 
 
 def long_prompts(node):
@@ -110,7 +105,7 @@ def long_prompts(node):
         reserve(node, 20 + n % 3, LONG + 100 + n, 1 + n % 2)
     got = wait_for(lambda: depth(node, 20, LONG + 109) == {(1, 0): LONG + 106, (2, 0): LONG + 109})
     tap.ok(got, "pieces of several processes are not mixed", depth(node, 20, LONG + 109))
-    tap.same(counter(node, "indexer_routed_malformed"), 0, "none was lost")
+    tap.same(node.counted("indexer_routed_malformed"), 0, "none was lost")
 
 
 def ranks_go(node):
@@ -133,22 +128,22 @@ def killed(node):
     register(node, worker(2))  # the gauge is renewed with it
     reserve(node, 3, 40, 1)
     becomes(node, 3, 40, {(1, 0): 40, (2, 0): 0}, "forty blocks")
-    before = counter(node, "indexer_routed_blocks")
+    before = node.counted("indexer_routed_blocks")
     os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
     wait_for(lambda: "kvpick-indexer" in node.children())
     reserve(node, 4, 7, 2)
     becomes(node, 4, 7, {(1, 0): 0, (2, 0): 7}, "an indexer was killed: its successor learns on")
     tap.same(depth(node, 3, 40), {(1, 0): 40, (2, 0): 0}, "and has what was there")
-    tap.ok(wait_for(lambda: counter(node, "indexer_routed_blocks") == before + 47), "with an entry for each block",
-           f"{counter(node, 'indexer_routed_blocks')} {before}")
+    tap.ok(wait_for(lambda: node.counted("indexer_routed_blocks") == before + 47), "with an entry for each block",
+           f"{node.counted('indexer_routed_blocks')} {before}")
 
 
 def stands_still(node):
     pid = node.children()["kvpick-indexer"][0]
-    told = counter(node, "any_select_routed_total"), counter(node, "any_select_routed_full")
+    told = node.counted("any_select_routed"), node.counted("any_select_routed_full")
     os.kill(pid, signal.SIGSTOP)
     made = sum(reserve(node, 100 + i, 3, 1) is not None for i in range(250))
-    now = counter(node, "any_select_routed_total"), counter(node, "any_select_routed_full")
+    now = node.counted("any_select_routed"), node.counted("any_select_routed_full")
     os.kill(pid, signal.SIGCONT)
     tap.same(made, 250, "no booking waits for an indexer that stands still")
     tap.same(now[0] - told[0] + now[1] - told[1], 250, "each was told or counted as not told")
@@ -189,7 +184,7 @@ def killed_often():
         for _ in range(12):
             name = rnd.choice(["kvpick-indexer", "kvpick-httpd"])
             pids = wait_for(lambda name=name: node.children().get(name))
-            time.sleep(rnd.random() / 10)
+            time.sleep(rnd.random() / 10)  # killed at some moment
             try:
                 os.kill(rnd.choice(pids), signal.SIGKILL)
                 kills += 1
@@ -208,8 +203,8 @@ def killed_often():
                depth(node, 50, 5))
         tap.ok(wait_for(lambda: all(not any(depth(node, f, 60).values()) for f in range(20))),
                "and nothing outlives its age")
-        tap.ok(wait_for(lambda: counter(node, "indexer_routed_blocks") == 0), "no entry is left",
-               counter(node, "indexer_routed_blocks"))
+        tap.ok(wait_for(lambda: node.counted("indexer_routed_blocks") == 0), "no entry is left",
+               node.counted("indexer_routed_blocks"))
         checked(node)
 
 
@@ -226,7 +221,7 @@ def least_recently():
         tap.same((depth(node, 1, 6)[1, 0], depth(node, 2, 6)[1, 0]), (4, 3), "least recently recorded goes first")
         reserve(node, 9, 300, 2)
         becomes(node, 9, 300, {(1, 0): 0, (2, 0): 300}, "a worker of unknown size has no limit, and nothing ages")
-        tap.same(counter(node, "indexer_routed_evicted"), 5, "evictions are counted")
+        tap.same(node.counted("indexer_routed_evicted"), 5, "evictions are counted")
         checked(node)
 
 
@@ -286,7 +281,7 @@ def predictions():
         becomes(node, 10, 5, {(1, 0): 5}, "after a killed indexer bookings are predictions again")
         e.send(5, CLEAR)
         becomes(node, 8, 6, {(1, 0): 0}, "an engine clears its cache")
-        tap.same(counter(node, "indexer_routed_malformed") + counter(node, "indexer_routed_late"), 0,
+        tap.same(node.counted("indexer_routed_malformed") + node.counted("indexer_routed_late"), 0,
                  "no booking was lost")
         reserve(node, 11, 5, 1)
         node.call("DELETE", "/workers/1")

@@ -35,11 +35,6 @@ def becomes(node, want, name):
     tap.ok(wait_for(lambda: set(ids(node)) == set(want)), name, sorted(ids(node)))
 
 
-def counter(node, name):
-    return sum(float(line.split()[-1]) for line in node.call("GET", "/metrics")[1].splitlines()
-               if line.startswith(f"kvpick_discovery_{name} "))
-
-
 def with_file(*args, env=None):
     node = Node(*args, env={**NO_EVENTS, **(env or {})})
     path = os.path.join(node.dir.name, "workers.yaml")
@@ -62,14 +57,14 @@ def life():
         tap.same(sum(r["active_requests"] for p in node.call("GET", "/loads")[1] for r in p["loads"]), 1,
                  "R28: no change of the file touches a booking")
         node.call("DELETE", "/reservations/" + booked["selection_id"])
-        taken, bad = counter(node, "file_read_total"), counter(node, "file_bad_total")
+        taken, bad = node.counted("discovery_file_read"), node.counted("discovery_file_bad")
         for text in ("workers:\n" + entry(1) + entry(1), "workers:\n- worker_id: 1\n  blocksize: 4\n", "workers: [", ""):
             write(path, text=text)
-            tap.ok(wait_for(lambda: counter(node, "file_bad_total") == bad + 1), f"refused: {text!r}")
+            tap.ok(wait_for(lambda: node.counted("discovery_file_bad") == bad + 1), f"refused: {text!r}")
             bad += 1
         os.unlink(path)
-        tap.ok(wait_for(lambda: counter(node, "file_bad_total") == bad + 1), "a file that is gone, too")
-        tap.same((counter(node, "file_read_total"), set(ids(node))), (taken, {1, 2, 3, 9}), "nothing has changed")
+        tap.ok(wait_for(lambda: node.counted("discovery_file_bad") == bad + 1), "a file that is gone, too")
+        tap.same((node.counted("discovery_file_read"), set(ids(node))), (taken, {1, 2, 3, 9}), "nothing has changed")
         tap.ok("unknown member: blocksize" in node.log_text() and "line 3" in node.log_text(), "the log says where")
         write(path, entry(2, max_num_batched_tokens=200))
         becomes(node, {2, 9}, "those that left the file are deleted")
@@ -87,8 +82,8 @@ def life():
         pid, = wait_for(lambda: [p for p in node.children().get("kvpick-discovery", []) if p != pid])
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: [p for p in node.children().get("kvpick-discovery", []) if p != pid])
-        bad = counter(node, "file_bad_total")
-        tap.ok(wait_for(lambda: counter(node, "file_bad_total") > bad) and set(ids(node)) == {9},
+        bad = node.counted("discovery_file_bad")
+        tap.ok(wait_for(lambda: node.counted("discovery_file_bad") > bad) and set(ids(node)) == {9},
                "killed with a bad file: its workers stay, the node goes on")
         write(path, entry(5))
         becomes(node, {5}, "and the next good one counts")

@@ -4,6 +4,7 @@ Used by tests/s_*.t; Python's standard library only. KVP_BUILD_DIR names the bui
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -129,9 +130,12 @@ class Node:
         return done.returncode, done.stdout + done.stderr
 
     def counted(self, name):
-        """A metric by its whole name, all its series together; 0 where there is none."""
-        return sum(float(line.split()[-1]) for line in self.call("GET", "/metrics")[1].splitlines()
-                   if line.startswith((f"{name} ", f"{name}{{")))
+        """A counter or gauge by its name without kvpick_ and _total, all its series together."""
+        rows = [float(line.split()[-1]) for line in self.call("GET", "/metrics")[1].splitlines()
+                if re.match(rf"kvpick_{name}(_total)?[ {{]", line)]
+        if not rows:
+            raise RuntimeError(f"no metric kvpick_{name}")
+        return int(sum(rows))
 
     def children(self):
         """{role: [pid]} of the node's processes, by program name."""

@@ -148,14 +148,6 @@ def total(node):
     return tuple(map(sum, zip(*loads(node).values()))) or (0, 0, 0)
 
 
-def counter(node, name):
-    """A counter of the node, by its name without prefix, 0 if it is not shown."""
-    for line in node.call("GET", "/metrics")[1].splitlines():
-        if line.startswith((f"kvpick_{name} ", f"kvpick_{name}_total ")):
-            return int(float(line.split()[1]))
-    return 0
-
-
 def events(node):
     """{what became of events: how many}, without those of which there were none."""
     out = {}
