@@ -1,4 +1,5 @@
-/* ipc/http_client.h - HTTP/1.1 client on the loop: pooled keep-alive connections, streamed responses.
+/* ipc/http_client.h - HTTP/1.1 client on the loop: requests made from their parts and sent whole, streamed
+ * responses. What happens on connections is ipc/leg.h's.
  *
  * Shape      one client holds idle connections by address and port; a call owns one connection while it runs.
  * Truth      the client's thread only.
@@ -6,14 +7,11 @@
  * Readers    the same.
  * Ordering   on_head once, on_body any number of times, on_done exactly once - unless the call is cancelled,
  *            then nothing more. None of them runs inside kvp_http_call.
- * Retry      an idle connection that its server closed is noticed before use. A reused one that dies before
- *            the first response byte: once again on a fresh connection. Nothing else is repeated. Redirects
- *            are ordinary responses.
+ * Retry      as ipc/leg.h, KVP_LEG_AGAIN.
  * TLS        as the call says; idle connections are reused for calls with the same kvp_tls_client only. A
  *            handshake that fails is a connection that can't be made (errno EPROTO, and kvp_http_client_why).
  *            A response without a length must end with the peer's word that it is done.
- * Strict     Content-Length twice or with Transfer-Encoding, other transfer codings, broken chunks, control
- *            bytes: KVP_ERR_PROTO and the connection is closed.
+ * Strict     what ipc/leg.h calls broken: KVP_ERR_PROTO.
  * Lifetime   open to close; close cancels all calls.
  * Crash      process-local.
  * Proved by  tests/t_http_client.c.
@@ -22,8 +20,7 @@
 #define KVP_IPC_HTTP_CLIENT_H
 
 #include <stdint.h>
-#include "ipc/loop.h"
-#include "ipc/tls_client.h"
+#include "ipc/leg.h"
 
 struct kvp_http_client;
 struct kvp_http_call; /* alive until on_done returns or the cancel */
@@ -33,10 +30,6 @@ struct kvp_http_client_cfg {	 /* zero the struct; 0 takes the default in bracket
 	uint32_t idle_max;	 /* [64] idle connections kept in all */
 	uint32_t idle_ms;	 /* [30000] an idle connection is closed after that */
 	uint32_t head_max_bytes; /* [65536] status line and header block of a response */
-};
-struct kvp_http_client_stat {
-	uint64_t calls, connects, reused, retried, stale; /* stale: idle connections found dead */
-	uint64_t open, idle;				  /* gauges: connections */
 };
 
 struct kvp_http_call_cfg { /* zero the struct; strings are copied */
@@ -66,10 +59,10 @@ int kvp_http_client_open(
 void kvp_http_client_close(struct kvp_http_client *c); /* NULL is fine; not from a callback of the client */
 /* kvp_http_client_why: why the last failed TLS handshake failed; "" = none has. */
 const char *kvp_http_client_why(const struct kvp_http_client *c);
-const struct kvp_http_client_stat *kvp_http_client_stat(const struct kvp_http_client *c);
+const struct kvp_leg_stat *kvp_http_client_stat(const struct kvp_http_client *c);
 
 /* kvp_http_call starts a call. *out may be NULL. KVP_ERR_INVAL (host, control bytes in method, path, headers,
- * no on_done), KVP_ERR_FULL (conn_max), KVP_ERR_SYS (memory, descriptors). */
+ * no on_done), KVP_ERR_FULL (conn_max), KVP_ERR_SYS (memory). */
 int kvp_http_call(struct kvp_http_client *c, const struct kvp_http_call_cfg *cfg, struct kvp_http_call **out);
 /* kvp_http_call_cancel closes the call's connection; no callback comes any more and the call is dead. */
 void kvp_http_call_cancel(struct kvp_http_call *call);

@@ -91,7 +91,7 @@ static void test_server_calls(void)
 	uint16_t port = kvp_http_server_port(srv);
 	struct seen s;
 	struct kvp_http_call_cfg cfg = to("127.0.0.1", port, "/e?x", &s);
-	const struct kvp_http_client_stat *st = kvp_http_client_stat(cl);
+	const struct kvp_leg_stat *st = kvp_http_client_stat(cl);
 	is_u64(call(&cfg, &s), KVP_OK, "%s: GET", be_name);
 	ok(s.heads == 1 && s.status == 200 && s.done == 1, "%s: one head, one end", be_name);
 	is_str(s.body, "GET /e ?x ", "%s: the body is right", be_name);
@@ -360,7 +360,7 @@ static void test_answers(void)
 #define GOOD "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 static void test_pool(void)
 {
-	const struct kvp_http_client_stat *st;
+	const struct kvp_leg_stat *st;
 	struct kvp_http_client *old = cl;
 	struct seen s;
 	kvp_http_client_open(loop, NULL, &cl);
@@ -446,7 +446,7 @@ static void test_caps(void)
 	struct seen s[4];
 	uint16_t port = kvp_http_server_port(srv);
 	kvp_http_client_open(loop, &cc, &cl);
-	const struct kvp_http_client_stat *st = kvp_http_client_stat(cl);
+	const struct kvp_leg_stat *st = kvp_http_client_stat(cl);
 	held_cnt = 0;
 	for (int i = 0; i < 3; i++) {
 		struct kvp_http_call_cfg cfg = to("127.0.0.1", port, "/hold", &s[i]);

@@ -626,7 +626,7 @@ void kvp_tkz_close(struct kvp_tkz *t)
 
 void kvp_tkz_stat(const struct kvp_tkz *t, struct kvp_tkz_stat *out)
 {
-	const struct kvp_http_client_stat *h = kvp_http_client_stat(t->http);
+	const struct kvp_leg_stat *h = kvp_http_client_stat(t->http);
 	*out = t->stat;
 	out->connects = h->connects;
 	out->reused = h->reused;

@@ -58,6 +58,14 @@ static int open_signals(struct kvp_worker *w)
 	return fd < 0 ? KVP_ERR_SYS : kvp_loop_watch_fd(w->loop, &signals, fd, on_signal, NULL);
 }
 
+static void on_tls_failed(void *ctx, const char *why)
+{
+	struct kvp_worker *w = ctx;
+	uint64_t left_out = 0;
+	if (kvp_log_limit_pass(&w->tls_warned, kvp_loop_now_ns(w->loop), UINT64_C(1000000000), &left_out))
+		KVP_LOG_W("sidecar.tls", "reason=%s suppressed=%llu", why, (unsigned long long)left_out);
+}
+
 static int open_tls(struct kvp_worker *w)
 {
 	char why[256] = "";
@@ -84,7 +92,9 @@ static int open_worker(struct kvp_worker *w, unsigned id)
 		.idle_max = POOL_IDLE_MAX,
 		.idle_ms = POOL_IDLE_MS,
 		.head_max_bytes = 65536,
-		.names = {.loop = w->loop}};
+		.names = {.loop = w->loop},
+		.on_tls_failed = on_tls_failed,
+		.ctx = w};
 	if (cfg->sidecar_engine_tls && open_tls(w))
 		return KVP_ERR_INVAL;
 	w->json = kvp_json_new();

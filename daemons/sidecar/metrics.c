@@ -127,18 +127,19 @@ static void put_all(struct kvp_text *t)
 	put_one(t, "requests_inflight", "gauge", "Requests that run.", SUM(count.streams));
 	put_one(t, "connections", "gauge", "Connections of clients.", SUM(count.conns));
 	put_one(t, "connections_accepted_total", "counter", "Connections accepted.", SUM(count.accepted));
-	put_one(t, "engine_connections_total", "counter", "Connections made to engines.", SUM(pool.connects));
+	put_one(t, "engine_connections_total", "counter", "Connections made to engines.",
+		SUM(pool.stat.connects));
 	put_one(t, "engine_connections_reused_total", "counter", "Calls on a kept connection.",
-		SUM(pool.reused));
+		SUM(pool.stat.reused));
 	put_one(t, "engine_retries_total", "counter", "Calls repeated because a kept connection was dead.",
-		SUM(pool.retried));
+		SUM(pool.stat.retried));
 	put_one(t, "engine_unrepeated_total", "counter",
 		"Generations not repeated on a new connection: the engine may have begun.",
-		SUM(pool.unrepeated));
+		SUM(pool.stat.unrepeated));
 	put_one(t, "engine_connections_stale_total", "counter", "Kept connections found dead before use.",
-		SUM(pool.stale));
+		SUM(pool.stat.stale));
 	put_one(t, "engine_tls_failed_total", "counter", "TLS handshakes with engines that failed.",
-		SUM(pool.tls_failed));
+		SUM(pool.stat.tls_failed));
 	put_one(t, "aborts_total", "counter", "Abort calls to engines.", SUM(count.aborts));
 	put_one(t, "aborts_failed_total", "counter", "Abort calls without success.",
 		SUM(count.aborts_failed));

@@ -16,9 +16,10 @@
 
 #include "daemons/common/config.h"
 #include "daemons/sidecar/count.h"
+#include "daemons/common/log.h"
 #include "daemons/sidecar/handoff.h"
-#include "daemons/sidecar/leg.h"
 #include "daemons/sidecar/target.h"
+#include "ipc/leg.h"
 #include "daemons/sidecar/usage.h"
 
 #define KVP_BASE_MAX 1024
@@ -40,7 +41,7 @@ struct kvp_worker {
 	struct kvp_timer drain_end, exit_end;
 	struct kvp_watch wake;
 	struct kvp_count count;
-	struct kvp_log_limit warned;
+	struct kvp_log_limit warned, tls_warned;
 	uint64_t log_turn;
 	uint64_t conn_cnt;
 	unsigned id, trt_counter;

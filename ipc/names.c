@@ -1,4 +1,4 @@
-#include "daemons/sidecar/names.h"
+#include "ipc/names.h"
 
 #include <kvpick/err.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-#include "daemons/sidecar/leg.h"
-#include "daemons/sidecar/count.h"
+#include "ipc/leg.h"
 
 #include <errno.h>
+#include <kvpick/atomic.h>
 #include <kvpick/err.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -22,7 +22,8 @@ struct kvp_leg_conn {
 	struct kvp_http_head head;
 	struct kvp_http_chunk chunk;
 	struct kvp_out out;
-	struct kvp_tls_conn *tls; /* NULL: plain text */
+	struct kvp_tls_client *tls_of; /* NULL: plain text */
+	struct kvp_tls_conn *tls;      /* once it is connected */
 	char *tls_name;
 	enum kvp_http_framing framing;
 	uint64_t left, tx_mark;
@@ -35,6 +36,11 @@ struct kvp_leg_conn {
 };
 
 static void on_gap(void *ctx, struct kvp_timer *t);
+
+static void count(uint64_t *c)
+{
+	kvp_st_rlx_u64(c, kvp_ld_rlx_u64(c) + 1);
+}
 
 static void conn_unlink(struct kvp_leg_conn *c)
 {
@@ -76,8 +82,8 @@ static void conn_close(struct kvp_leg_conn *c)
 {
 	struct kvp_leg_pool *p = c->pool;
 	conn_unlink(c);
-	p->open_cnt--;
-	p->idle_cnt -= c->state == CONN_IDLE;
+	p->stat.open--;
+	p->stat.idle -= c->state == CONN_IDLE;
 	kvp_timer_cancel(p->loop, &c->idle);
 	kvp_loop_defer_cancel(&c->cork);
 	kvp_sock_close(&c->sock);
@@ -110,6 +116,8 @@ static void leg_stop(struct kvp_leg *leg)
 
 static void leg_done(struct kvp_leg *leg, enum kvp_leg_end end)
 {
+	if (end == KVP_LEG_FAILED && !leg->sys)
+		leg->sys = errno;
 	leg_stop(leg);
 	leg->ops->on_done(leg->ctx, leg, end);
 }
@@ -125,8 +133,14 @@ static void on_failed(void *ctx)
 	leg_done(ctx, KVP_LEG_FAILED);
 }
 
-/* Silence is counted while the engine owes something: not while the reader is paused, and not while the
- * client has not sent the rest of its upload. */
+static void fail_later(struct kvp_leg *leg)
+{
+	leg->sys = errno;
+	kvp_loop_defer(leg->pool->loop, &leg->failed, on_failed, leg);
+}
+
+/* Silence is counted while the server owes something: not while the reader is paused, and not while the
+ * user has not put the rest of its upload. */
 static void gap_set(struct kvp_leg *leg)
 {
 	struct kvp_loop *l = leg->pool->loop;
@@ -134,13 +148,11 @@ static void gap_set(struct kvp_leg *leg)
 	int waits = !c || c->state < CONN_RUNNING, owes = waits; /* for a name or a connection */
 	if (!waits && !leg->paused)
 		owes = leg->ended_upload || kvp_out_len(&c->out) || leg->status;
-	if (!owes) {
+	uint64_t ns = !owes ? 0 : waits ? leg->cfg.connect_ns : leg->cfg.gap_ns;
+	if (!ns)
 		kvp_timer_cancel(l, &leg->gap);
-		return;
-	}
-	uint64_t ns = waits ? leg->cfg.connect_ns : leg->cfg.gap_ns;
-	if (kvp_timer_set(l, &leg->gap, kvp_loop_now_ns(l) + ns, on_gap, leg))
-		kvp_loop_defer(l, &leg->failed, on_failed, leg);
+	else if (kvp_timer_set(l, &leg->gap, kvp_loop_now_ns(l) + ns, on_gap, leg))
+		fail_later(leg);
 }
 
 static void on_gap(void *ctx, struct kvp_timer *t)
@@ -219,19 +231,24 @@ static int conn_new(struct kvp_leg *leg)
 	struct kvp_leg_conn *c = calloc(1, sizeof(*c));
 	if (!c)
 		return KVP_ERR_SYS;
+	if (p->open_max && p->stat.open >= p->open_max && p->idle)
+		conn_close(p->idle);
 	c->pool = p;
 	c->addr = leg->cfg.to.addr[leg->addr_at];
+	c->tls_of = leg->cfg.tls;
 	c->head.line_max = c->head.header_max = p->head_max_bytes;
 	if (kvp_sock_connect(p->loop, &c->sock, &c->addr, &conn_ops, c)) {
+		int err = errno;
 		free(c);
+		errno = err;
 		return KVP_ERR_SYS;
 	}
 	c->state = CONN_CONNECTING;
 	c->leg = leg;
 	leg->conn = c;
 	conn_link(c, &p->busy);
-	kvp_count_add(&p->connects, 1);
-	p->open_cnt++;
+	count(&p->stat.connects);
+	p->stat.open++;
 	gap_set(leg);
 	return KVP_OK;
 }
@@ -255,19 +272,23 @@ static void conn_run(struct kvp_leg_conn *c)
 static void handshake_failed(struct kvp_leg_conn *c)
 {
 	struct kvp_leg_pool *p = c->pool;
-	uint64_t left_out = 0;
-	kvp_count_add(&p->tls_failed, 1);
-	if (kvp_log_limit_pass(&p->tls_warned, kvp_loop_now_ns(p->loop), UINT64_C(1000000000), &left_out))
-		KVP_LOG_W("sidecar.tls", "reason=%s suppressed=%llu", kvp_tls_conn_why(c->tls),
-			(unsigned long long)left_out);
+	const char *why = kvp_tls_conn_why(c->tls);
+	count(&p->stat.tls_failed);
+	if (p->on_tls_failed)
+		p->on_tls_failed(p->ctx, why[0] ? why : "broken off");
+	c->leg->sys = EPROTO;
 	leg_done(c->leg, KVP_LEG_REFUSED);
 }
 
 static void handshake_begin(struct kvp_leg_conn *c)
 {
 	struct kvp_leg *leg = c->leg;
-	c->tls_name = strdup(leg->cfg.tls_name);
-	c->tls = c->tls_name ? kvp_tls_conn_new_for(leg->cfg.tls, c->tls_name) : NULL;
+	const char *name = leg->cfg.tls_name;
+	c->tls_name = name ? strdup(name) : NULL;
+	if (!name)
+		c->tls = kvp_tls_conn_new(c->tls_of);
+	else if (c->tls_name)
+		c->tls = kvp_tls_conn_new_for(c->tls_of, name);
 	c->state = CONN_HANDSHAKE;
 	if (!c->tls || kvp_tls_conn_handshake(c->tls) != KVP_ERR_AGAIN || conn_pump(c)) {
 		leg_done(leg, KVP_LEG_FAILED);
@@ -286,10 +307,11 @@ static void on_connect(void *ctx, struct kvp_sock *s, int err)
 		conn_close(c);
 		if (++leg->addr_at < leg->cfg.to.cnt && conn_new(leg) == KVP_OK)
 			return;
+		leg->sys = -err;
 		leg_done(leg, KVP_LEG_REFUSED);
 		return;
 	}
-	if (leg->cfg.tls) {
+	if (c->tls_of) {
 		handshake_begin(c);
 		return;
 	}
@@ -304,7 +326,7 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 	c->was_lost |= err && err != -EPIPE;
 	if (!c->leg)
 		return;
-	/* What the engine said before it stopped reading still comes: the end of its stream decides. */
+	/* What the server said before it stopped reading still comes: the end of its stream decides. */
 	gap_set(c->leg);
 	if (before > KVP_OUT_LOW_BYTES && kvp_out_len(&c->out) <= KVP_OUT_LOW_BYTES && c->leg->ops->on_room &&
 		!c->leg->ended_upload)
@@ -332,7 +354,7 @@ static int may_repeat(const struct kvp_leg_conn *c)
 	shutdown(c->sock.fd, SHUT_RDWR); /* what still waits in the loop to be sent stays here */
 	if (leg->cfg.repeat == KVP_LEG_AGAIN || is_unseen(c))
 		return 1;
-	kvp_count_add(&leg->pool->unrepeated, 1);
+	count(&leg->pool->stat.unrepeated);
 	return 0;
 }
 
@@ -344,11 +366,12 @@ static void conn_died(struct kvp_leg_conn *c)
 	int head_done = c->head_done;
 	conn_close(c);
 	if (!again) {
+		leg->err = KVP_ERR_CLOSED;
 		leg_done(leg, head_done ? KVP_LEG_CUT : KVP_LEG_BROKEN);
 		return;
 	}
 	leg->retried = 1;
-	kvp_count_add(&leg->pool->retried, 1);
+	count(&leg->pool->stat.retried);
 	if (conn_new(leg))
 		leg_done(leg, KVP_LEG_FAILED);
 }
@@ -367,10 +390,10 @@ static void conn_finish(struct kvp_leg_conn *c, uint64_t rest)
 	conn_unlink(c);
 	conn_link(c, &p->idle);
 	c->state = CONN_IDLE;
-	p->idle_cnt++;
+	p->stat.idle++;
 	if (leg->paused)
 		kvp_sock_recv_start(&c->sock); /* an idle connection is watched for its end */
-	if (p->idle_cnt > p->idle_max) {
+	if (p->stat.idle > p->idle_max) {
 		struct kvp_leg_conn *oldest = c;
 		while (oldest->next)
 			oldest = oldest->next;
@@ -386,8 +409,9 @@ static void conn_finish(struct kvp_leg_conn *c, uint64_t rest)
 static int head_in(struct kvp_leg_conn *c)
 {
 	struct kvp_leg *leg = c->leg;
-	if (kvp_http_head_parse(&c->head, KVP_HTTP_KIND_RESPONSE))
-		return KVP_ERR_PROTO;
+	int rc = kvp_http_head_parse(&c->head, KVP_HTTP_KIND_RESPONSE);
+	if (rc)
+		return rc;
 	int status = c->head.status;
 	if (c->head.version >> 8 != 1 || status < 100 || status > 999 || status == 101)
 		return KVP_ERR_PROTO;
@@ -424,7 +448,8 @@ static int body_in(struct kvp_leg_conn *c, const char *data, uint64_t len)
 	return KVP_OK;
 }
 
-/* KVP_OK: complete, *used says where; KVP_ERR_AGAIN: more, or the leg was closed by its callbacks. */
+/* KVP_OK: complete, *used says where; KVP_ERR_AGAIN: more, or the leg was closed by its callbacks;
+ * KVP_ERR_LIMIT: of head or body; KVP_ERR_PROTO; KVP_ERR_SYS. */
 static int response_in(struct kvp_leg_conn *c, const char *data, uint64_t len, uint64_t *used)
 {
 	uint64_t at = 0, n;
@@ -433,7 +458,7 @@ static int response_in(struct kvp_leg_conn *c, const char *data, uint64_t len, u
 		rc = kvp_http_head_feed(&c->head, data + at, len - at, &n);
 		at += n;
 		if (rc)
-			return rc == KVP_ERR_AGAIN ? rc : KVP_ERR_PROTO;
+			return rc;
 		rc = head_in(c);
 		if (!c->leg)
 			return KVP_ERR_AGAIN;
@@ -479,14 +504,15 @@ static void recv_running(struct kvp_leg_conn *c, const char *data, uint64_t len)
 	conn_enter(c);
 	int rc = response_in(c, data, len, &used);
 	if (c->leg) {
+		leg->err = rc;
 		if (rc == KVP_OK)
 			conn_finish(c, len - used);
 		else if (rc == KVP_ERR_AGAIN)
-			gap_set(c->leg);
-		else if (rc == KVP_ERR_LIMIT)
-			leg_done(c->leg, KVP_LEG_TOO_LARGE);
+			gap_set(leg);
+		else if (rc == KVP_ERR_LIMIT && c->head_done)
+			leg_done(leg, KVP_LEG_TOO_LARGE);
 		else
-			leg_done(c->leg, c->head_done ? KVP_LEG_CUT : KVP_LEG_BROKEN);
+			leg_done(leg, c->head_done ? KVP_LEG_CUT : KVP_LEG_BROKEN);
 	}
 	conn_leave(c);
 }
@@ -494,7 +520,7 @@ static void recv_running(struct kvp_leg_conn *c, const char *data, uint64_t len)
 static void conn_plain(struct kvp_leg_conn *c, const char *data, uint64_t len)
 {
 	if (c->state == CONN_IDLE) {
-		kvp_count_add(&c->pool->stale, 1);
+		count(&c->pool->stat.stale);
 		conn_close(c); /* bytes that nobody asked for */
 	} else if (c->reused && !c->leg->got && c->sock.tx_bytes == c->tx_mark &&
 		   c->leg->request.len <= UNSOLICITED_MAX_BYTES) {
@@ -509,11 +535,10 @@ enum conn_end { END_CLEAN, END_BROKEN };
 static void conn_ended(struct kvp_leg_conn *c, enum conn_end how)
 {
 	if (c->state == CONN_IDLE) {
-		kvp_count_add(&c->pool->stale, 1);
+		count(&c->pool->stat.stale);
 		conn_close(c);
 	} else if (c->state == CONN_HANDSHAKE) {
-		kvp_count_add(&c->pool->tls_failed, 1);
-		leg_done(c->leg, KVP_LEG_REFUSED);
+		handshake_failed(c);
 	} else if (how == END_CLEAN && c->head_done && c->framing == KVP_HTTP_FRAME_NONE) {
 		leg_done(c->leg, KVP_LEG_COMPLETE);
 	} else {
@@ -593,7 +618,8 @@ static int same_addr(const struct kvp_addr *a, const struct kvp_addr *b)
 
 static int same_tls(const struct kvp_leg_conn *c, const struct kvp_leg *leg)
 {
-	return c->tls ? leg->cfg.tls && strcmp(c->tls_name, leg->cfg.tls_name) == 0 : !leg->cfg.tls;
+	const char *a = c->tls_name, *b = leg->cfg.tls_name;
+	return c->tls_of == leg->cfg.tls && (!c->tls_of || (a && b ? strcmp(a, b) == 0 : a == b));
 }
 
 static struct kvp_leg_conn *idle_find(struct kvp_leg *leg)
@@ -608,7 +634,7 @@ static struct kvp_leg_conn *idle_find(struct kvp_leg *leg)
 			continue;
 		if (!is_stale(c))
 			return c;
-		kvp_count_add(&p->stale, 1);
+		count(&p->stat.stale);
 		conn_close(c);
 	}
 	return NULL;
@@ -622,8 +648,8 @@ static int idle_take(struct kvp_leg *leg)
 		return KVP_ERR_NOTFOUND;
 	conn_unlink(c);
 	conn_link(c, &p->busy);
-	p->idle_cnt--;
-	kvp_count_add(&p->reused, 1);
+	p->stat.idle--;
+	count(&p->stat.reused);
 	kvp_timer_cancel(p->loop, &c->idle);
 	c->state = CONN_RUNNING;
 	c->reused = 1;
@@ -677,7 +703,7 @@ void kvp_leg_start(struct kvp_leg *leg, struct kvp_leg_pool *p, const struct kvp
 		}
 	}
 	if (rc || (rc = connect_any(leg)))
-		kvp_loop_defer(p->loop, &leg->failed, on_failed, leg);
+		fail_later(leg);
 }
 
 /* Before the connection is there, the upload is gathered behind the head; on one that was used before, also
@@ -693,7 +719,7 @@ void kvp_leg_put(struct kvp_leg *leg, const char *data, uint64_t len)
 	if (!rc && sends)
 		rc = conn_write(c, data, len);
 	if (rc)
-		kvp_loop_defer(leg->pool->loop, &leg->failed, on_failed, leg);
+		fail_later(leg);
 	else if (sends)
 		gap_set(leg);
 }

@@ -1,4 +1,4 @@
-/* daemons/sidecar/names.h - host names of engines, looked up without waiting and remembered for a while.
+/* ipc/names.h - host names, looked up without waiting and remembered for a while.
  *
  * Shape      up to KVP_NAMES_MAX names, each with a resolver of its own (ipc/resolve.h). Literals need none.
  * Truth      the thread of the loop only.
@@ -6,8 +6,8 @@
  * Crash      process-local.
  * Proved by  tests/s_sidecar.t
  */
-#ifndef KVP_SIDECAR_NAMES_H
-#define KVP_SIDECAR_NAMES_H
+#ifndef KVP_IPC_NAMES_H
+#define KVP_IPC_NAMES_H
 
 #include "ipc/loop.h"
 #include "ipc/resolve.h"

@@ -1,13 +1,13 @@
-/* daemons/sidecar/out.h - bytes on their way to a socket: one send in flight, the rest gathered behind it.
+/* ipc/out.h - bytes on their way to a socket: one send in flight, the rest gathered behind it.
  *
  * Shape      struct kvp_out: gathered bytes and the number in flight.
  * Truth      the loop's thread only.
  * Bounds     none here: who puts looks at kvp_out_len.
  * Crash      process-local.
- * Proved by  tests/s_sidecar.t
+ * Proved by  tests/t_leg.c, tests/s_sidecar.t
  */
-#ifndef KVP_SIDECAR_OUT_H
-#define KVP_SIDECAR_OUT_H
+#ifndef KVP_IPC_OUT_H
+#define KVP_IPC_OUT_H
 
 #include <stdlib.h>
 

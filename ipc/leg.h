@@ -1,5 +1,5 @@
-/* daemons/sidecar/leg.h - calls to engines: pooled HTTP/1.1 connections, streamed both ways with
- * back-pressure.
+/* ipc/leg.h - HTTP/1.1 calls on the loop: pooled connections, requests and responses streamed with
+ * back-pressure. A leg is one such call, as the sidecar has two for each of its requests.
  *
  * Shape      a pool holds idle connections by address. A leg (embedded in the user's struct) is one request
  *            and its response; it owns one connection while it runs.
@@ -11,34 +11,40 @@
  *            that must not be run twice (KVP_LEG_ONCE) is repeated only if its server has none of it: no byte
  *            left, or the server's end of stream came and acknowledges no byte. Behind a reset the second is
  *            not known. Nothing else is repeated; redirects are ordinary responses.
- * TLS        a connection is made for one name and used again only for that name.
+ * TLS        a connection is made for one trust and one name, and used again only for both.
+ * Strict     Content-Length twice or with Transfer-Encoding, other transfer codings, broken chunks, control
+ *            bytes: the leg is broken and its connection closed.
  * Bounds     a paused leg takes at most two more receives; what waits to be sent is bounded by the user, who
  *            stops at KVP_OUT_HIGH_BYTES and goes on at on_room.
  * Crash      process-local.
- * Proved by  tests/t_sidecar_leg.c, tests/s_sidecar.t, tests/s_sidecar_kept.t, tests/s_sidecar_vectors.t
+ * Proved by  tests/t_leg.c, tests/t_http_client.c, tests/s_sidecar.t, tests/s_sidecar_kept.t
  */
-#ifndef KVP_SIDECAR_LEG_H
-#define KVP_SIDECAR_LEG_H
+#ifndef KVP_IPC_LEG_H
+#define KVP_IPC_LEG_H
 
-#include "daemons/common/log.h"
-#include "daemons/sidecar/names.h"
-#include "daemons/sidecar/out.h"
 #include "ipc/http_parse.h"
 #include "ipc/loop.h"
+#include "ipc/names.h"
+#include "ipc/out.h"
 #include "ipc/tls_client.h"
 
 struct kvp_leg_conn;
 
+struct kvp_leg_stat {
+	uint64_t open, idle;		       /* gauges: connections */
+	uint64_t connects, reused, tls_failed; /* since start, like the rest; other threads may read them */
+	uint64_t retried, unrepeated;	       /* legs sent again; not sent again because of KVP_LEG_ONCE */
+	uint64_t stale;			       /* idle connections found dead */
+};
 struct kvp_leg_pool { /* zeroed, then loop and limits set */
 	struct kvp_loop *loop;
 	uint32_t idle_max, idle_ms, head_max_bytes;
+	uint32_t open_max; /* an idle connection makes room for a new one; 0: no limit */
+	void (*on_tls_failed)(void *ctx, const char *why); /* a handshake; may be NULL */
+	void *ctx;
 	struct kvp_names names;
 	struct kvp_leg_conn *busy, *idle;
-	uint64_t open_cnt, idle_cnt;			/* gauges */
-	uint64_t connects, reused, retried, tls_failed; /* since start; others read them */
-	uint64_t stale;					/* idle connections found dead */
-	uint64_t unrepeated; /* legs that broke on a reused connection and were KVP_LEG_ONCE */
-	struct kvp_log_limit tls_warned;
+	struct kvp_leg_stat stat;
 };
 void kvp_leg_pool_end(struct kvp_leg_pool *p); /* closes idle connections; no leg may run */
 
@@ -66,7 +72,7 @@ struct kvp_leg_ops {
  * The last takes no connection that was used before, because it could not be repeated. */
 #define KVP_LEG_HELD_MAX 65536
 enum kvp_leg_upload { KVP_LEG_WHOLE, KVP_LEG_SHORT, KVP_LEG_LONG };
-/* Whether an engine may get the request twice. */
+/* Whether a server may get the request twice. */
 enum kvp_leg_repeat { KVP_LEG_AGAIN, KVP_LEG_ONCE };
 
 struct kvp_leg_cfg {
@@ -74,17 +80,17 @@ struct kvp_leg_cfg {
 	const char *host;    /* literal or name; not kept */
 	uint16_t port;
 	struct kvp_tls_client *tls;   /* NULL: plain text */
-	const char *tls_name;	      /* host to prove; stays valid while the leg runs */
+	const char *tls_name;	      /* host to prove, NULL: tls's; stays valid while the leg runs */
 	struct kvp_http_buf *request; /* head and body; taken over, also on failure */
 	enum kvp_leg_upload upload;   /* not WHOLE: more comes by kvp_leg_put, up to kvp_leg_put_end */
 	enum kvp_leg_repeat repeat;   /* whether it may be sent twice, see Retry */
 	uint8_t is_head;	      /* of a HEAD request: the response has no body */
-	uint64_t connect_ns, gap_ns;  /* longest connect, longest silence */
+	uint64_t connect_ns, gap_ns;  /* longest connect, longest silence; 0 = no limit */
 	uint64_t deadline_ns;	      /* of the loop's clock; 0 = none */
 	uint64_t body_max_bytes;      /* of the response; 0 = no limit */
 };
 
-struct kvp_leg { /* zeroed at first; private but for status, head, got */
+struct kvp_leg { /* zeroed at first; private but for status, head, got, and err and sys in on_done */
 	struct kvp_leg_pool *pool;
 	const struct kvp_leg_ops *ops;
 	void *ctx;
@@ -98,6 +104,8 @@ struct kvp_leg { /* zeroed at first; private but for status, head, got */
 	uint64_t body_bytes, start_ns;
 	uint32_t addr_at;
 	int status; /* 0 before the head */
+	int err;    /* of BROKEN and CUT: KVP_ERR_CLOSED, KVP_ERR_PROTO, KVP_ERR_LIMIT (head), KVP_ERR_SYS */
+	int sys;    /* of REFUSED and FAILED: errno; EPROTO: TLS */
 	uint8_t got, running, paused, retried, ended_upload;
 };
 

@@ -1,6 +1,6 @@
-/* A kept connection to an engine that breaks: what is sent again on a new one, and what is not. Over real
+/* A kept connection that breaks: what is sent again on a new one, and what is not. Over real
  * sockets, on both loop back ends; the engine is this thread, too, so it closes exactly when it shall. */
-#include "daemons/sidecar/leg.h"
+#include "ipc/leg.h"
 #include "tests/http_util.h"
 
 #include <sys/eventfd.h>
@@ -175,8 +175,8 @@ static void test_kind(unsigned i, enum kvp_leg_repeat repeat)
 	const char *how = repeat == KVP_LEG_ONCE ? "once" : "again";
 	int again = kinds[i].again[repeat], answered = again || kinds[i].stale;
 	keep();
-	uint64_t retried = pool.retried, stale = pool.stale, reused = pool.reused,
-		 unrepeated = pool.unrepeated;
+	uint64_t retried = pool.stat.retried, stale = pool.stat.stale, reused = pool.stat.reused,
+		 unrepeated = pool.stat.unrepeated;
 	if (kinds[i].when == CLOSED_BEFORE)
 		engine_close(&old);
 	ask(repeat, kinds[i].len);
@@ -189,12 +189,14 @@ static void test_kind(unsigned i, enum kvp_leg_repeat repeat)
 	ok(done_cnt == 1 && done_end == (answered ? KVP_LEG_COMPLETE : KVP_LEG_BROKEN) &&
 			done_status == (answered ? 200 : 0),
 		"%s: %s: %s: %s", be_name, how, kinds[i].what, answered ? "answered" : "broken");
-	is_u64(pool.retried - retried, again, "%s: %s: %s: repeated or not", be_name, how, kinds[i].what);
+	is_u64(pool.stat.retried - retried, again, "%s: %s: %s: repeated or not", be_name, how,
+		kinds[i].what);
 	ok((fresh >= 0) == answered, "%s: %s: %s: on a new connection, or none", be_name, how, kinds[i].what);
 	int held_back = repeat == KVP_LEG_ONCE && !answered && kinds[i].when != ANSWERS_A_BYTE;
-	is_u64(pool.unrepeated - unrepeated, held_back, "%s: %s: %s: what is not repeated is counted",
+	is_u64(pool.stat.unrepeated - unrepeated, held_back, "%s: %s: %s: what is not repeated is counted",
 		be_name, how, kinds[i].what);
-	ok(pool.stale - stale == (uint64_t)kinds[i].stale && pool.reused - reused == !kinds[i].stale,
+	ok(pool.stat.stale - stale == (uint64_t)kinds[i].stale &&
+			pool.stat.reused - reused == !kinds[i].stale,
 		"%s: %s: %s: noticed before use, or not", be_name, how, kinds[i].what);
 }
 
