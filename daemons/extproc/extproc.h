@@ -91,7 +91,7 @@ struct kvp_job {
 	char plan_id[KVP_SELECTION_NEW_ID_LEN + 1]; /* not of aggregated ones */
 	struct kvp_leg leg[KVP_PLAN_LEGS];
 	enum kvp_epp_way way;
-	int may_pair;		   /* two workers may share it */
+	int may_pair;		   /* two workers may share it; known with the first byte of its body */
 	int is_restarted;	   /* this is the second plan, because the first one lost a worker */
 	uint64_t pinned_worker_id; /* PINNED */
 	uint32_t pinned_dp_rank;

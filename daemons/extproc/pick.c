@@ -424,8 +424,6 @@ void kvp_epp_pick(void *ctx, const struct kvp_pick_ask *ask)
 	j->pick = *ask;
 	j->pick_ns = kvp_clock_mono_ns();
 	kvp_timer_cancel(x->loop, &j->body_timer);
-	/* Without a body nobody prefills. */
-	j->may_pair &= ask->form == KVP_PICK_BODY;
 	if (admit_check(j, &none)) {
 		done(j, &none);
 		return;
