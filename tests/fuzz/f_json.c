@@ -1,11 +1,13 @@
 /* f_json — any bytes as JSON: what parses is walked, written back, parsed again and written again: the two
- * texts must be the same, and everything must stay inside its limits. */
+ * texts must be the same, and everything must stay inside its limits. The judge that works piece by piece says the
+ * same of the text, cut or not. */
 #define KVP_FUZZ_NAME "json"
 #include "tests/fuzz/replay.h"
 
 #include <kvpick/err.h>
 #include <string.h>
 
+#include "ipc/json_check.h"
 #include "ipc/json_out.h"
 
 static uint64_t sum;
@@ -50,6 +52,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 	KVP_ASSERT(p);
 	int rc = kvp_json_parse(p, data, len, KVP_JSON_DEPTH_MAX, &v, &e);
 	KVP_ASSERT(rc == e.code && (rc == KVP_OK) == !e.text);
+	struct kvp_json_check whole = {.rc = KVP_OK}, cut = {.rc = KVP_OK};
+	kvp_json_check_feed(&whole, data, len);
+	kvp_json_check_feed(&cut, data, len / 3);
+	kvp_json_check_feed(&cut, data + len / 3, len - len / 3);
+	KVP_ASSERT((kvp_json_check_end(&whole) == KVP_OK) == (rc == KVP_OK));
+	KVP_ASSERT(kvp_json_check_end(&cut) == kvp_json_check_end(&whole));
 	if (rc != KVP_OK)
 		return 0;
 	walk(v, 0);
