@@ -37,6 +37,11 @@ int kvp_http_buf_put(struct kvp_http_buf *b, const void *data, uint64_t len)
 	return KVP_OK;
 }
 
+int kvp_http_buf_text(struct kvp_http_buf *b, const char *text)
+{
+	return kvp_http_buf_put(b, text, strlen(text));
+}
+
 void kvp_http_buf_trim(struct kvp_http_buf *b)
 {
 	b->len = 0;

@@ -26,6 +26,7 @@ struct kvp_http_buf {
 /* KVP_OK or KVP_ERR_SYS; keep at least extra bytes of room behind len. */
 int kvp_http_buf_room(struct kvp_http_buf *b, uint64_t extra);
 int kvp_http_buf_put(struct kvp_http_buf *b, const void *data, uint64_t len);
+int kvp_http_buf_text(struct kvp_http_buf *b, const char *text);
 void kvp_http_buf_trim(struct kvp_http_buf *b); /* empty; freed if over KVP_HTTP_KEEP_BYTES */
 void kvp_http_buf_free(struct kvp_http_buf *b);
 

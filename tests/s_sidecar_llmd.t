@@ -186,7 +186,8 @@ def encoders():
     """There is no stage for encoders here: their list is for the sidecar only, whatever of it is allowed."""
     lists = ([("x-encoder-hosts-ports", "127.0.0.1:1, 192.0.2.1:80"), ("X-Encoder-Hosts-Ports", "e:1")], [("x-encoder-hosts-ports", "")])
     for allowed in ("", "127.0.0.0/8"):
-        x = llmd_pair(None, fixed(200, b"{}"), KVPICK_SIDECAR_PREFILL_ALLOWLIST=allowed)
+        env = {"KVPICK_SIDECAR_PREFILL_ALLOWLIST": allowed} if allowed else {}
+        x = llmd_pair(None, fixed(200, b"{}"), **env)
         for fields in lists:
             fields = [*fields, ("x-data-parallel-host-port", "127.0.0.1:1"), ("x-own", "1")]
             for prefill, path in ((x.p.authority, PATH), (None, PATH), (None, "/v1/embeddings")):

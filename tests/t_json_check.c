@@ -1,5 +1,5 @@
-/* JSON judged piece by piece: hand-made texts with a known verdict, and random ones against kvp_json_parse; cut
- * anywhere, the verdict is the same. */
+/* JSON judged piece by piece: hand-made texts with a known verdict, and random ones against kvp_json_parse;
+ * cut anywhere, the verdict is the same. */
 #include <kvpick/err.h>
 #include <stdlib.h>
 

@@ -66,6 +66,35 @@ static void spans(void)
 	ok(kvp_span_first(t, all, &v) == KVP_ERR_PROTO, "an object is no array");
 }
 
+static void values(void)
+{
+	const char *t =
+		"{\"n\":1,\"a\":[ 1 , \"x\",[2 ],{}],\"n\":18446744073709551615,\"s\":\"\\u0061b\",\"m\":"
+		"-9223372036854775808,\"o\":18446744073709551616,\"d\":1.0}";
+	struct kvp_member m[] = {{.key = "n"}, {.key = "zz"}, {.key = "a"}, {.key = "s"}, {.key = "m"},
+		{.key = "o"}, {.key = "d"}};
+	struct kvp_span_iter it;
+	struct kvp_span v;
+	uint64_t n = 0;
+	static const char *const element[] = {"1", "\"x\"", "[2 ]", "{}"};
+	ok(kvp_span_members(t, kvp_span_all(strlen(t)), m, 7) == KVP_OK, "members in one pass");
+	ok(m[0].cnt == 2 && kvp_span_u64(t, m[0].val, &n) == KVP_OK && n == UINT64_MAX,
+		"two of one name, the last of them");
+	ok(!m[1].cnt && !m[1].val.len && kvp_span_u64(t, m[1].val, &n), "an absent one is nothing");
+	ok(kvp_span_each(t, m[2].val, &it) == KVP_OK, "an array");
+	for (unsigned i = 0; i < 4; i++)
+		ok(kvp_span_next(&it, &v) && kvp_span_is(t, v, element[i]), "element %u", i);
+	ok(!kvp_span_next(&it, &v) && !kvp_span_next(&it, &v), "no fifth");
+	ok(kvp_span_spells(t, m[3].val, "ab") && !kvp_span_spells(t, m[3].val, "a"),
+		"a string with an escape");
+	ok(kvp_span_is_int(t, m[4].val) && kvp_span_u64(t, m[4].val, &n), "the least integer of 64 bits");
+	ok(!kvp_span_is_int(t, m[5].val) && kvp_span_u64(t, m[5].val, &n), "one over the largest is none");
+	ok(!kvp_span_is_int(t, m[6].val) && kvp_span_u64(t, m[6].val, &n), "neither is one with a fraction");
+	ok(kvp_span_each(t, m[3].val, &it) == KVP_ERR_PROTO &&
+			kvp_span_each(t, m[1].val, &it) == KVP_ERR_PROTO,
+		"a string and an absent value are no arrays");
+}
+
 static void allow(const char *list, const char *target, int want)
 {
 	struct kvp_target t;
@@ -101,14 +130,12 @@ static void allowlists(void)
 
 static int complete_cut(const char *text, size_t cut)
 {
-	struct kvp_json *j = kvp_json_new();
 	struct kvp_sgl_check c;
-	kvp_sgl_open(&c, KVP_SGL_EVENTS, j);
+	kvp_sgl_open(&c, KVP_SGL_EVENTS);
 	int rc = kvp_sgl_feed(&c, text, cut);
 	rc = rc ? rc : kvp_sgl_feed(&c, text + cut, strlen(text) - cut);
 	rc = rc ? rc : kvp_sgl_end(&c);
 	kvp_sgl_close(&c);
-	kvp_json_free(j);
 	return rc == KVP_OK;
 }
 
@@ -149,10 +176,9 @@ static void context(void)
 		"{\"id\":\"c\",\"choices\":[{\"message\":{\"content\":\"R\"},\"finish_reason\":\"stop\","
 		"\"disaggregated_params\":{\"ctx_request_id\":1,\"disagg_request_id\":9223372036854775807}}],"
 		"\"usage\":{\"prompt_tokens\":5},\"prompt_token_ids\":[1]}";
-	struct kvp_json *j = kvp_json_new();
 	struct kvp_trt_context c;
 	struct kvp_http_buf out = {0};
-	ok(kvp_trt_context(j, t, sizeof(t) - 1, &c) == KVP_OK && !c.needs_generation,
+	ok(kvp_trt_context(t, sizeof(t) - 1, &c) == KVP_OK && !c.needs_generation,
 		"a finished context answer");
 	ok(kvp_trt_events(t, sizeof(t) - 1, &c, 1, 1, &out) == KVP_OK &&
 			kvp_http_buf_put(&out, "", 1) == KVP_OK,
@@ -165,13 +191,13 @@ static void context(void)
 		"[DONE]\n\n",
 		"one chunk, usage, [DONE]");
 	kvp_http_buf_free(&out);
-	kvp_json_free(j);
 }
 
 int main(void)
 {
 	edits();
 	spans();
+	values();
 	allowlists();
 	streams();
 	context();

@@ -6,16 +6,14 @@
 #include "daemons/sidecar/usage.h"
 #include "tests/tap.h"
 
-static struct kvp_json *json;
-
 /* The answer in two pieces. */
 static struct kvp_http_buf run(enum kvp_usage_form form, const char *text, uint64_t len, uint64_t cut)
 {
 	struct kvp_usage u = {.form = form, .cached_tok = 7};
 	struct kvp_http_buf out = {0};
-	int rc = kvp_usage_feed(&u, json, text, cut, &out);
-	rc = rc ? rc : kvp_usage_feed(&u, json, text + cut, len - cut, &out);
-	rc = rc ? rc : kvp_usage_end(&u, json, &out);
+	int rc = kvp_usage_feed(&u, text, cut, &out);
+	rc = rc ? rc : kvp_usage_feed(&u, text + cut, len - cut, &out);
+	rc = rc ? rc : kvp_usage_end(&u, &out);
 	kvp_usage_free(&u);
 	if (rc)
 		ok(0, "memory");
@@ -126,16 +124,32 @@ static void counts(void)
 		{"{\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":-1}}}", 0},
 		{"{\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":1.0}}}", 0},
 		{"{\"usage\":{\"prompt_tokens_details\":null}}", 0}, {"{\"usage\":[]}", 0}, {"{}", 0}};
-	for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++) {
-		struct kvp_json_val root;
-		kvp_json_parse(json, c[i].text, strlen(c[i].text), 128, &root, NULL);
-		is_u64(kvp_usage_cached(root), c[i].want, "count of %s", c[i].text);
-	}
+	for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++)
+		is_u64(kvp_usage_cached(c[i].text, strlen(c[i].text)), c[i].want, "count of %s", c[i].text);
+}
+
+/* Without room nothing is kept: a piece that comes whole is still changed. */
+static void tight(void)
+{
+	struct kvp_usage u = {.form = KVP_USAGE_EVENTS, .cached_tok = 7};
+	struct kvp_http_buf out = {0};
+	static const char whole[] = "data: {\"usage\":{}}\n", half[] = "data: {\"usa", rest[] = "ge\":{}}\n";
+	kvp_usage_feed(&u, half, sizeof(half) - 1, &out);
+	u.is_tight = 1;
+	kvp_usage_feed(&u, rest, sizeof(rest) - 1, &out);
+	kvp_usage_feed(&u, whole, sizeof(whole) - 1, &out);
+	kvp_usage_feed(&u, half, sizeof(half) - 1, &out);
+	is_u64(u.held.len, 0, "without room nothing is kept");
+	kvp_usage_feed(&u, rest, sizeof(rest) - 1, &out);
+	kvp_http_buf_put(&out, "", 1);
+	is_str(out.p, "data: {\"usage\":{}}\ndata: {\"usage\":{" D7 "}}\ndata: {\"usage\":{}}\n",
+		"pieces that come whole are changed, others pass");
+	kvp_http_buf_free(&out);
+	kvp_usage_free(&u);
 }
 
 int main(void)
 {
-	json = kvp_json_new();
 	texts();
 	lines();
 	for (uint64_t cut = 0; cut < 3; cut++) {
@@ -143,6 +157,7 @@ int main(void)
 		sized(KVP_USAGE_HELD_MAX + 1, cut * KVP_USAGE_HELD_MAX / 2, 0);
 	}
 	rest();
+	tight();
 	form_is("Content-Type: application/json\r\n", KVP_USAGE_JSON);
 	form_is("content-type: Application/JSON; charset=utf-8\r\n", KVP_USAGE_JSON);
 	form_is("content-type: text/event-stream\r\n", KVP_USAGE_EVENTS);
@@ -152,6 +167,5 @@ int main(void)
 	form_is("content-encoding: identity\r\ncontent-type: application/json\r\n", KVP_USAGE_JSON);
 	form_is("x: y\r\n", KVP_USAGE_RAW);
 	counts();
-	kvp_json_free(json);
 	return done();
 }

@@ -169,7 +169,7 @@ static void handoffs(struct kvp_json_val all)
 		int want = 0;
 		kvp_json_bool(vec_get(it.val, "valid"), &want);
 		write_value(&b, vec_get(it.val, "prefill_response"));
-		int got = kvp_vllm_handoff(scratch, b.p, b.len, &p) == KVP_OK;
+		int got = kvp_vllm_handoff(b.p, b.len, &p) == KVP_OK;
 		ok(got == want, "handoff %s is %s", vec_str(it.val, "name"), want ? "valid" : "refused");
 		if (got && want) {
 			kvp_json_get(vec_get(it.val, "prefill_response"), "kv_transfer_params", &want_params);
@@ -186,14 +186,17 @@ static void gate(struct kvp_json_val all, const char *backend)
 	struct kvp_json_iter it = kvp_json_each(vec_get(all, backend));
 	while (kvp_json_next(&it)) {
 		struct kvp_http_buf b = {0};
-		struct kvp_json_val root, n = vec_get(it.val, "n");
+		struct kvp_json_val n = vec_get(it.val, "n");
+		struct kvp_member m = {.key = "n"};
 		int want = 0;
 		kvp_json_bool(vec_get(it.val, "ok"), &want);
 		if (kvp_json_str_is(n, "<absent>"))
 			put(&b, "{}");
 		else
 			write_value(&b, it.val);
-		ok(kvp_pd_root(scratch, b.p, b.len, &root) == KVP_OK && kvp_pd_one(root, "n") == want,
+		ok(kvp_pd_valid(b.p, b.len) == KVP_OK &&
+				kvp_span_members(b.p, kvp_span_all(b.len), &m, 1) == KVP_OK &&
+				kvp_pd_one(b.p, &m) == want,
 			"%s: n in %.*s is %s", backend, (int)b.len, b.p, want ? "accepted" : "refused");
 		kvp_http_buf_free(&b);
 	}
@@ -212,7 +215,7 @@ static void streams(struct kvp_json_val all)
 		kvp_json_bool(vec_get(it.val, "complete"), &want);
 		for (size_t cut = 0; cut <= len; cut++) {
 			struct kvp_sgl_check c;
-			kvp_sgl_open(&c, streaming ? KVP_SGL_EVENTS : KVP_SGL_JSON, scratch);
+			kvp_sgl_open(&c, streaming ? KVP_SGL_EVENTS : KVP_SGL_JSON);
 			int rc = kvp_sgl_feed(&c, body, cut);
 			rc = rc ? rc : kvp_sgl_feed(&c, body + cut, len - cut);
 			wrong += (rc == KVP_OK && kvp_sgl_end(&c) == KVP_OK) != want;
@@ -227,8 +230,7 @@ static void streams(struct kvp_json_val all)
 static void derive(
 	const struct kvp_adapter *a, struct kvp_json_val original, struct kvp_json_val want, const char *what)
 {
-	struct kvp_worker w = {.json = scratch};
-	struct kvp_req r = {.w = &w, .path = KVP_PATH_CHAT};
+	struct kvp_req r = {.path = KVP_PATH_CHAT};
 	struct kvp_http_buf out = {0};
 	struct kvp_json_val got;
 	write_value(&r.body, original);
@@ -250,8 +252,7 @@ static void bodies(struct kvp_json_val all)
 		struct kvp_json_val original = vec_get(it.val, "original"), got, v;
 		derive(&kvp_adapter_vllm, original, vec_get(it.val, "vllm_prefill"), "vLLM prefill body");
 		derive(&kvp_adapter_llmd, original, vec_get(it.val, "llmd_prefill"), "other profile's body");
-		struct kvp_worker w = {.json = scratch};
-		struct kvp_req r = {.w = &w};
+		struct kvp_req r = {.path = KVP_PATH_CHAT};
 		struct kvp_http_buf out = {0}, less = {0};
 		struct kvp_fail f;
 		const struct kvp_edit drop = {.key = "kv_transfer_params"};

@@ -12,6 +12,7 @@
 #define METRICS_PORT_EPP 9090
 #define PREFILL_RESPONSE_BYTES 1048576
 #define PREFILL_RESPONSE_BYTES_TRTLLM 33554432
+#define SGLANG_MAX_BYTES 33554432 /* of a body and of an answer, fixed */
 
 static uint64_t first_set(uint64_t a, uint64_t b)
 {
@@ -295,6 +296,26 @@ static void cross_epp(const struct kvp_config *c, struct kvp_config_err *err)
 	cross_epp_ranks(c, err);
 }
 
+/* One request at all of its limits must have room: two copies of its body and two of each engine's answer;
+ * with SGLang both engines' answers wait. */
+static void cross_held(const struct kvp_config *c, struct kvp_config_err *err)
+{
+	int is_sgl = c->eff.sidecar_adapter == KVP_PD_SGLANG;
+	uint64_t body = is_sgl ? SGLANG_MAX_BYTES : c->sidecar_max_request_bytes;
+	uint64_t answer = is_sgl ? SGLANG_MAX_BYTES : c->eff.sidecar_max_prefill_response_bytes;
+	uint64_t answers = is_sgl ? 4 : 2;
+	uint64_t need =
+		body > UINT64_MAX / 8 || answer > UINT64_MAX / 8 ? UINT64_MAX : 2 * body + answers * answer;
+	int has_pd = c->eff.sidecar_adapter != KVP_PD_NONE || c->sidecar_profile;
+	if (has_pd && c->sidecar_max_held_bytes && c->sidecar_max_held_bytes < need)
+		kvp_cfg_error(err,
+			"KVPICK_SIDECAR_MAX_HELD_BYTES=%llu is less than one request may need: its longest "
+			"body twice "
+			"and its longest answer %llu times, %llu bytes",
+			(unsigned long long)c->sidecar_max_held_bytes, (unsigned long long)answers,
+			(unsigned long long)need);
+}
+
 static void cross_sidecar(const struct kvp_config *c, struct kvp_config_err *err)
 {
 	struct listener l[3] = {{"DYN_SIDECAR_PORT", (unsigned)c->sidecar_port},
@@ -316,6 +337,7 @@ static void cross_sidecar(const struct kvp_config *c, struct kvp_config_err *err
 			c->vllm_nixl_protocol, kvp_cfg_row[KVP_CFG_vllm_nixl_protocol].sdef);
 	if (c->eff.sidecar_adapter == KVP_PD_TRTLLM && c->epp_data_parallel_size > 1)
 		kvp_cfg_error(err, "DYN_SIDECAR_PD_ADAPTER=trtllm requires KVPICK_EPP_DATA_PARALLEL_SIZE=1");
+	cross_held(c, err);
 }
 
 void kvp_cfg_cross(const struct kvp_config *c, struct kvp_config_err *err)

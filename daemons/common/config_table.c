@@ -252,6 +252,13 @@ static const char *normalise_list(const char *v, char *out, size_t cap)
 	return NULL;
 }
 
+/* Empty is not the same as unset: the sidecar's published names are checked so, and an empty list of those
+ * that are allowed must not allow everybody. */
+static int is_never_empty(const struct kvp_cfg_row *r)
+{
+	return strncmp(r->name, "DYN_SIDECAR_", 12) == 0 || r->check == CHECK_ALLOW_LIST;
+}
+
 static const char *set_str(char *field, const struct kvp_cfg_row *r, const char *v)
 {
 	char text[KVP_CFG_VALUE_MAX];
@@ -262,6 +269,8 @@ static const char *set_str(char *field, const struct kvp_cfg_row *r, const char 
 		snprintf(text, sizeof(text), "%s", v);
 	if (!bad && strlen(text) >= r->cap)
 		bad = "too long";
+	if (!bad && !text[0] && is_never_empty(r))
+		bad = "set, but without a member";
 	if (!bad)
 		bad = kvp_cfg_check(r->check, text);
 	if (bad)
@@ -286,7 +295,7 @@ int kvp_cfg_set(struct kvp_config *c, enum kvp_config_id id, const struct kvp_cf
 	if (rc) {
 		bad = "too long";
 	} else if (!v[0] || ((r->attrs & KVP_CFG_ATTR_NONE_WORD) && strcasecmp(v, "none") == 0)) {
-		if (!v[0] && strncmp(r->name, "DYN_SIDECAR_", 12) == 0)
+		if (!v[0] && is_never_empty(r))
 			bad = "set but empty";
 		else
 			return KVP_ERR_NOTFOUND;

@@ -26,7 +26,8 @@ struct sgl {
 	struct kvp_sgl_check check[2];
 	struct kvp_kept_head head; /* of the decode answer, until the gate opens */
 	struct kvp_http_buf kept;  /* its body, too */
-	uint8_t informed[2], complete[2], has_head;
+	uint64_t body_bytes;	   /* what is held for the request, until both engines have it */
+	uint8_t informed[2], complete[2], has_head, has_prefill_head;
 	uint8_t started; /* the engines were asked to generate */
 	uint8_t open;	 /* the gate: the prefill answer is valid */
 	uint8_t unread;	 /* the decode answer is compressed: it is passed on unjudged */
@@ -42,9 +43,8 @@ struct kvp_abort {
 	struct kvp_target target;
 };
 
-static const struct kvp_fail no_memory = {503, "other", "out of memory"},
-			     invalid = {502, "sglang_pd_protocol_error",
-				     "an engine's answer violates the prefill/decode protocol"};
+static const struct kvp_fail invalid = {
+	502, KVP_RESULT_SGL_PROTOCOL, "an engine's answer violates the prefill/decode protocol"};
 
 static void abort_free(struct kvp_abort *a)
 {
@@ -130,12 +130,14 @@ static int which_of(const struct kvp_req *r, const struct kvp_leg *leg)
 
 static void leg_failed(struct kvp_req *r, enum kvp_leg_end end)
 {
-	static const struct kvp_fail late = {504, "sglang_pd_upstream_error",
+	static const struct kvp_fail late = {504, KVP_RESULT_SGL_UPSTREAM,
 					     "an engine did not answer in time"},
-				     gone = {502, "sglang_pd_upstream_error",
+				     gone = {502, KVP_RESULT_SGL_UPSTREAM,
 					     "an engine could not be reached or broke off"};
 	if (end == KVP_LEG_TOO_LARGE)
 		kvp_reply_error(r, &invalid, NULL);
+	else if (end == KVP_LEG_FAILED)
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 	else
 		kvp_reply_error(r,
 			end == KVP_LEG_CONNECT_TIMEOUT || end == KVP_LEG_READ_TIMEOUT ? &late : &gone, NULL);
@@ -143,12 +145,23 @@ static void leg_failed(struct kvp_req *r, enum kvp_leg_end end)
 
 /* ---- generation ---- */
 
+/* So much is kept now, and more bytes will be. */
+static int hold(struct kvp_req *r, uint64_t more)
+{
+	const struct sgl *s = r->flow_state;
+	int has_both = s->has_head && s->has_prefill_head;
+	return kvp_req_hold(r, (has_both ? 0 : s->body_bytes) + s->kept.len +
+				       kvp_sgl_held(&s->check[PREFILL]) + kvp_sgl_held(&s->check[DECODE]) +
+				       more);
+}
+
 static void put_rest(struct kvp_req *r)
 {
 	struct sgl *s = r->flow_state;
-	if (s->kept.len && kvp_reply_body(r, s->kept.p, s->kept.len) >= KVP_OUT_HIGH_BYTES)
-		kvp_leg_pause(&r->decode);
+	if (s->kept.len)
+		kvp_relay_put(r, &r->decode, s->kept.p, s->kept.len);
 	kvp_http_buf_free(&s->kept);
+	hold(r, 0);
 }
 
 static void gate_open(struct kvp_req *r)
@@ -165,8 +178,8 @@ static void gate_open(struct kvp_req *r)
 
 static void rejected(struct kvp_req *r, struct kvp_leg *leg)
 {
-	struct kvp_fail f = {leg->status, "pd_engine_rejected", "an engine refused the request"},
-			other = {502, "sglang_pd_upstream_error", "an engine gave no usable answer"};
+	struct kvp_fail f = {leg->status, KVP_RESULT_SGL_REJECTED, "an engine refused the request"},
+			other = {502, KVP_RESULT_SGL_UPSTREAM, "an engine gave no usable answer"};
 	char retry[96];
 	uint32_t len = 0;
 	const char *v = kvp_http_head_find(leg->head, "retry-after", &len, NULL);
@@ -187,14 +200,18 @@ static void gen_head(void *ctx, struct kvp_leg *leg)
 		rejected(r, leg);
 		return;
 	}
-	if (which_of(r, leg) == PREFILL)
+	if (which_of(r, leg) == PREFILL) {
+		s->has_prefill_head = 1;
 		return;
+	}
 	s->has_head = 1;
 	s->unread = kvp_http_head_find(leg->head, "content-encoding", &len, NULL) != NULL;
-	if (s->open)
+	if (s->open) {
+		hold(r, 0);
 		kvp_reply_head(r, leg->head);
-	else if (kvp_reply_keep_head(&s->head, leg->head))
-		kvp_reply_error(r, &no_memory, NULL);
+	} else if (kvp_reply_keep_head(&s->head, leg->head)) {
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
+	}
 }
 
 static void decode_gated(struct kvp_req *r, const char *data, uint64_t len)
@@ -203,8 +220,10 @@ static void decode_gated(struct kvp_req *r, const char *data, uint64_t len)
 	struct kvp_sgl_check *c = &s->check[DECODE];
 	if (len > SGL_MAX_BYTES - s->kept.len)
 		kvp_reply_error(r, &invalid, NULL);
+	else if (hold(r, KVP_HELD_COPIES * len))
+		kvp_reply_error(r, &kvp_fail_held, NULL);
 	else if (kvp_http_buf_put(&s->kept, data, len))
-		kvp_reply_error(r, &no_memory, NULL);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 	else if (c->form == KVP_SGL_EVENTS && !s->unread && kvp_sgl_feed(c, data, len))
 		kvp_reply_error(r, &invalid, NULL);
 }
@@ -214,12 +233,14 @@ static void gen_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t 
 	struct kvp_req *r = ctx;
 	struct sgl *s = r->flow_state;
 	if (which_of(r, leg) == PREFILL) {
-		if (kvp_sgl_feed(&s->check[PREFILL], data, len))
+		if (hold(r, len))
+			kvp_reply_error(r, &kvp_fail_held, NULL);
+		else if (kvp_sgl_feed(&s->check[PREFILL], data, len))
 			kvp_reply_error(r, &invalid, NULL);
 	} else if (!s->open) {
 		decode_gated(r, data, len);
-	} else if (kvp_reply_body(r, data, len) >= KVP_OUT_HIGH_BYTES) {
-		kvp_leg_pause(leg);
+	} else {
+		kvp_relay_put(r, leg, data, len);
 	}
 }
 
@@ -241,9 +262,9 @@ static void decode_done(struct kvp_req *r, enum kvp_leg_end end)
 	}
 	int rc = KVP_OK;
 	if (!s->unread && c->form == KVP_SGL_JSON)
-		rc = kvp_sgl_feed(c, s->kept.p ? s->kept.p : "", s->kept.len);
-	if (!s->unread)
-		rc = rc ? rc : kvp_sgl_end(c);
+		rc = kvp_sgl_whole(s->kept.p ? s->kept.p : "", s->kept.len);
+	else if (!s->unread)
+		rc = kvp_sgl_end(c);
 	s->complete[DECODE] = 1;
 	kvp_sgl_close(c);
 	if (rc)
@@ -270,13 +291,7 @@ static void gen_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 	}
 }
 
-static void gen_room(void *ctx, struct kvp_leg *leg)
-{
-	(void)ctx;
-	(void)leg;
-}
-
-static const struct kvp_leg_ops gen_ops = {gen_head, gen_body, gen_done, gen_room};
+static const struct kvp_leg_ops gen_ops = {.on_head = gen_head, .on_body = gen_body, .on_done = gen_done};
 
 static int make_body(struct kvp_req *r, struct kvp_http_buf *body)
 {
@@ -294,36 +309,31 @@ static int make_body(struct kvp_req *r, struct kvp_http_buf *body)
 	snprintf(port, sizeof(port), "%u", (unsigned)s->port);
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)(room & INT64_MAX));
 	snprintf(rid, sizeof(rid), "\"%s\"", s->rid);
-	uint32_t len = 0, cnt = 0;
-	const char *v = kvp_http_head_find(kvp_req_head(r), "x-prefiller-dp-rank", &len, &cnt);
-	int has_rank =
-		cnt == 1 && len && len <= 10 && strspn(v, "0123456789") >= len && (*v != '0' || len == 1);
-	snprintf(rank, sizeof(rank), "%.*s", has_rank ? (int)len : 0, v ? v : "");
+	uint32_t len = 0;
+	const char *v = kvp_headers_rank(r, &len);
+	snprintf(rank, sizeof(rank), "%.*s", v ? (int)len : 0, v ? v : "");
 	const struct kvp_edit edit[] = {{.key = "bootstrap_host", .val = host, .val_len = strlen(host)},
 		{.key = "bootstrap_port", .val = port, .val_len = strlen(port)},
 		{.key = "bootstrap_room", .val = number, .val_len = strlen(number)},
 		{.key = "rid", .val = rid, .val_len = strlen(rid)}, {.key = kvp_req_dropped(r)},
 		{.key = "disagg_prefill_dp_rank", .val = rank, .val_len = strlen(rank)}};
-	return kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, has_rank ? 6 : 5, body);
+	return kvp_span_edit(r->body.p, kvp_span_all(r->body.len), edit, v ? 6 : 5, body);
 }
 
-static int start_one(struct kvp_req *r, int which, const struct kvp_http_buf *body)
+/* The body is taken over. */
+static int start_one(struct kvp_req *r, int which, struct kvp_http_buf *body)
 {
 	struct sgl *s = r->flow_state;
 	struct kvp_worker *w = r->w;
 	struct kvp_leg_cfg cfg;
-	struct kvp_http_buf b = {0};
 	kvp_engine_cfg(w, engine_of(which), &r->target, &cfg);
-	int rc = kvp_headers_request(r, which == PREFILL ? KVP_LEG_PREFILL : KVP_LEG_DECODE, body->len, &b);
-	rc = rc ? rc : kvp_http_buf_put(&b, body->p, body->len);
-	if (rc) {
-		kvp_http_buf_free(&b);
+	int rc = kvp_headers_whole(r, which == PREFILL ? KVP_LEG_PREFILL : KVP_LEG_DECODE, body);
+	if (rc)
 		return rc;
-	}
-	kvp_sgl_open(&s->check[which], r->is_stream ? KVP_SGL_EVENTS : KVP_SGL_JSON, w->json);
+	kvp_sgl_open(&s->check[which], r->is_stream ? KVP_SGL_EVENTS : KVP_SGL_JSON);
 	cfg.body_max_bytes = which == PREFILL ? SGL_MAX_BYTES : 0;
 	cfg.repeat = KVP_LEG_ONCE; /* a room and an id are used once */
-	cfg.request = &b;
+	cfg.request = body;
 	kvp_leg_start(leg_of(r, which), &w->pool, &cfg, &gen_ops, r);
 	return KVP_OK;
 }
@@ -331,22 +341,25 @@ static int start_one(struct kvp_req *r, int which, const struct kvp_http_buf *bo
 static void generate(struct kvp_req *r)
 {
 	struct sgl *s = r->flow_state;
-	struct kvp_http_buf body = {0};
+	struct kvp_http_buf body = {0}, copy = {0};
 	int rc = make_body(r, &body);
 	kvp_http_buf_free(&r->body);
+	rc = rc ? rc : kvp_http_buf_room(&copy, body.cap); /* its head, too */
+	rc = rc ? rc : kvp_http_buf_put(&copy, body.p, body.len);
 	s->started = rc == KVP_OK;
-	rc = rc ? rc : start_one(r, PREFILL, &body);
+	rc = rc ? rc : start_one(r, PREFILL, &copy);
 	rc = rc ? rc : start_one(r, DECODE, &body);
+	kvp_http_buf_free(&copy);
 	kvp_http_buf_free(&body);
 	if (rc)
-		kvp_reply_error(r, &no_memory, NULL);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 }
 
 /* ---- server info ---- */
 
 static void info_head(void *ctx, struct kvp_leg *leg)
 {
-	struct kvp_fail f = {502, "sglang_pd_upstream_error", "an engine does not say what it is"};
+	struct kvp_fail f = {502, KVP_RESULT_SGL_UPSTREAM, "an engine does not say what it is"};
 	if (leg->status / 100 != 2)
 		kvp_reply_error(ctx, &f, NULL);
 }
@@ -356,7 +369,7 @@ static void info_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t
 	struct kvp_req *r = ctx;
 	struct sgl *s = r->flow_state;
 	if (kvp_http_buf_put(&s->info[which_of(r, leg)], data, len))
-		kvp_reply_error(r, &no_memory, NULL);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 }
 
 static void info_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
@@ -371,8 +384,7 @@ static void info_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 		leg_failed(r, end);
 		return;
 	}
-	if (kvp_sgl_info(w->json, b->p ? b->p : "", b->len, w->cfg->sidecar_sglang_version, mode[which],
-		    &s->port)) {
+	if (kvp_sgl_info(b->p ? b->p : "", b->len, w->cfg->sidecar_sglang_version, mode[which], &s->port)) {
 		kvp_reply_error(r, &invalid, NULL);
 		return;
 	}
@@ -405,19 +417,17 @@ static int ask_info(struct kvp_req *r, int which)
 
 static void start(struct kvp_req *r)
 {
-	struct kvp_fail f = {400, "invalid_pd_request", "the request body is not a JSON object"};
-	struct kvp_json_val root;
-	int rc = kvp_pd_root(r->w->json, r->body.p ? r->body.p : "", r->body.len, &root);
-	if (!rc)
-		rc = r->adapter->check(r, root, &f);
-	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
-	if (rc) {
+	struct kvp_fail f = {400, KVP_RESULT_INVALID, "the request body is not a JSON object"};
+	if (!kvp_req_is_object(r) || r->adapter->check(r, &f)) {
 		kvp_reply_error(r, &f, NULL);
 		return;
 	}
-	r->flow_state = calloc(1, sizeof(struct sgl));
-	if (!r->flow_state || ask_info(r, PREFILL) || ask_info(r, DECODE))
-		kvp_reply_error(r, &no_memory, NULL);
+	struct sgl *s = calloc(1, sizeof(*s));
+	r->flow_state = s;
+	if (s)
+		s->body_bytes = KVP_HELD_COPIES * r->body.len;
+	if (!s || ask_info(r, PREFILL) || ask_info(r, DECODE))
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 }
 
 static void finish(struct kvp_req *r)
@@ -437,7 +447,6 @@ static void finish(struct kvp_req *r)
 		kvp_sgl_close(&s->check[i]);
 		kvp_http_buf_free(&s->info[i]);
 	}
-	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
 	kvp_http_buf_free(&s->head.text);
 	kvp_http_buf_free(&s->kept);
 	free(s);
@@ -454,24 +463,26 @@ static uint64_t body_max(const struct kvp_config *cfg)
 	return SGL_MAX_BYTES;
 }
 
-static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f)
+static int check(struct kvp_req *r, struct kvp_fail *f)
 {
-	int stream = kvp_pd_stream(root);
-	if (!kvp_pd_one(root, "n")) {
-		*f = (struct kvp_fail){400, "unsupported_pd_sampling", "n must be 1"};
+	struct kvp_member m[] = {{.key = "n"}, {.key = "stream"}};
+	kvp_span_members(r->body.p, kvp_span_all(r->body.len), m, 2);
+	int stream = kvp_pd_stream(r->body.p, &m[1]);
+	if (!kvp_pd_one(r->body.p, &m[0])) {
+		*f = (struct kvp_fail){400, KVP_RESULT_SAMPLING, "n must be 1"};
 		return KVP_ERR_INVAL;
 	}
 	if (stream < 0) {
-		*f = (struct kvp_fail){400, "invalid_pd_request", "stream must be a boolean"};
+		*f = (struct kvp_fail){400, KVP_RESULT_INVALID, "stream must be a boolean"};
 		return KVP_ERR_INVAL;
 	}
 	r->is_stream = stream == 1;
-	r->drops_n = kvp_pd_is_doubled(root, "n") != 0;
+	r->drops_n = m[0].cnt > 1;
 	return KVP_OK;
 }
 
 const struct kvp_adapter kvp_adapter_sglang = {.name = "sglang",
 	.flow = &kvp_flow_sgl,
-	.too_large = "invalid_pd_request",
+	.too_large = KVP_RESULT_INVALID,
 	.body_max = body_max,
 	.check = check};

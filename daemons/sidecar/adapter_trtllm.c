@@ -24,24 +24,27 @@ static uint64_t mint(struct kvp_worker *w)
 	return kvp_trt_id(ms, (unsigned)w->cfg->sidecar_node_id, w->id, w->trt_counter++);
 }
 
-static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f)
+static int is_off(const char *text, const struct kvp_member *m)
 {
-	struct kvp_json_val v;
-	int beam = 0;
-	*f = (struct kvp_fail){400, "unsupported_pd_variant", "only one sequence, without beam search"};
-	if (!kvp_pd_one(root, "n"))
+	return !m->cnt || kvp_span_is(text, m->val, "null") || kvp_span_is(text, m->val, "false");
+}
+
+static int check(struct kvp_req *r, struct kvp_fail *f)
+{
+	enum { N, BEST, BEAM, STREAM, OPTIONS, CNT };
+	struct kvp_member m[CNT] = {{.key = "n"}, {.key = "best_of"}, {.key = "use_beam_search"},
+		{.key = "stream"}, {.key = "stream_options"}};
+	const char *text = r->body.p;
+	struct kvp_span usage;
+	*f = (struct kvp_fail){400, KVP_RESULT_VARIANT, "only one sequence, without beam search"};
+	kvp_span_members(text, kvp_span_all(r->body.len), m, CNT);
+	if (!kvp_pd_one(text, &m[N]) || !is_off(text, &m[BEAM]) ||
+		(!kvp_pd_one(text, &m[BEST]) && !kvp_span_is(text, m[BEST].val, "null")))
 		return KVP_ERR_INVAL;
-	if (kvp_json_get(root, "best_of", &v) == KVP_OK && kvp_json_type(v) != KVP_JSON_NULL &&
-		!kvp_pd_one(root, "best_of"))
-		return KVP_ERR_INVAL;
-	if (kvp_json_get(root, "use_beam_search", &v) == KVP_OK && kvp_json_type(v) != KVP_JSON_NULL &&
-		(kvp_json_bool(v, &beam) || beam))
-		return KVP_ERR_INVAL;
-	r->drops_n = kvp_pd_is_doubled(root, "n") != 0;
-	r->is_stream = kvp_pd_stream(root) == 1;
-	if (kvp_json_get(root, "stream_options", &v) == KVP_OK &&
-		kvp_json_get(v, "include_usage", &v) == KVP_OK && kvp_json_bool(v, &beam) == KVP_OK)
-		r->wants_usage = beam != 0;
+	r->drops_n = m[N].cnt > 1;
+	r->is_stream = kvp_pd_stream(text, &m[STREAM]) == 1;
+	r->wants_usage = kvp_span_member(text, m[OPTIONS].val, "include_usage", &usage) == KVP_OK &&
+			 kvp_span_is(text, usage, "true");
 	return KVP_OK;
 }
 
@@ -101,7 +104,7 @@ static enum kvp_answer prefill_answer(
 {
 	struct kvp_trt_context c;
 	(void)f; /* says that already */
-	if (kvp_trt_context(r->w->json, text, len, &c))
+	if (kvp_trt_context(text, len, &c))
 		return KVP_ANSWER_ERROR;
 	if (c.needs_generation)
 		return generation_body(r, text, &c, body) ? KVP_ANSWER_ERROR : KVP_ANSWER_DECODE;
@@ -110,7 +113,7 @@ static enum kvp_answer prefill_answer(
 
 const struct kvp_adapter kvp_adapter_trtllm = {.name = "trtllm",
 	.flow = &kvp_flow_seq,
-	.too_large = "pd_request_too_large",
+	.too_large = KVP_RESULT_TOO_LARGE,
 	.body_max = body_max,
 	.check = check,
 	.prefill_body = prefill_body,

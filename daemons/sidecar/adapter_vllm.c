@@ -16,17 +16,19 @@ static uint64_t body_max(const struct kvp_config *cfg)
 	return cfg->sidecar_max_request_bytes;
 }
 
-static int check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f)
+static int check(struct kvp_req *r, struct kvp_fail *f)
 {
-	if (!kvp_vllm_client_ok(root)) {
-		*f = (struct kvp_fail){400, "invalid_pd_request", "kv_transfer_params is not a client's"};
+	struct kvp_member m[] = {{.key = "kv_transfer_params"}, {.key = "n"}};
+	kvp_span_members(r->body.p, kvp_span_all(r->body.len), m, 2);
+	if (!kvp_vllm_client_ok(r->body.p, &m[0])) {
+		*f = (struct kvp_fail){400, KVP_RESULT_INVALID, "kv_transfer_params is not a client's"};
 		return KVP_ERR_INVAL;
 	}
-	if (!kvp_pd_one(root, "n")) {
-		*f = (struct kvp_fail){400, "unsupported_pd_variant", "n must be 1"};
+	if (!kvp_pd_one(r->body.p, &m[1])) {
+		*f = (struct kvp_fail){400, KVP_RESULT_VARIANT, "n must be 1"};
 		return KVP_ERR_INVAL;
 	}
-	r->drops_n = kvp_pd_is_doubled(root, "n") != 0;
+	r->drops_n = m[1].cnt > 1;
 	return KVP_OK;
 }
 
@@ -56,14 +58,14 @@ static enum kvp_answer prefill_answer(
 {
 	struct kvp_span params;
 	(void)f; /* says that already */
-	if (kvp_vllm_handoff(r->w->json, text, len, &params))
+	if (kvp_vllm_handoff(text, len, &params))
 		return KVP_ANSWER_ERROR;
 	return decode_body(r, text + params.at, params.len, body);
 }
 
 const struct kvp_adapter kvp_adapter_vllm = {.name = "vllm_nixl",
 	.flow = &kvp_flow_seq,
-	.too_large = "pd_request_too_large",
+	.too_large = KVP_RESULT_TOO_LARGE,
 	.body_max = body_max,
 	.check = check,
 	.prefill_body = prefill_body,
@@ -73,10 +75,9 @@ const struct kvp_adapter kvp_adapter_vllm = {.name = "vllm_nixl",
  * that fails leaves all of the work to the decode engine, and the count of cached tokens in the answer is the
  * prefill engine's. */
 
-static int llmd_check(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f)
+static int llmd_check(struct kvp_req *r, struct kvp_fail *f)
 {
 	(void)r;
-	(void)root;
 	(void)f;
 	return KVP_OK;
 }
@@ -98,19 +99,18 @@ static int llmd_prefill_body(struct kvp_req *r, struct kvp_http_buf *body)
 static enum kvp_answer llmd_prefill_answer(
 	struct kvp_req *r, const char *text, uint64_t len, struct kvp_http_buf *body, struct kvp_fail *f)
 {
-	struct kvp_json_val root;
 	struct kvp_span params;
-	if (kvp_pd_root(r->w->json, text, len, &root)) {
-		*f = (struct kvp_fail){400, "invalid_prefill_handoff",
-			"the answer of the prefill engine is not a JSON object"};
+	if (kvp_pd_valid(text, len)) {
+		*f = (struct kvp_fail){
+			400, KVP_RESULT_HANDOFF, "the answer of the prefill engine is not a JSON object"};
 		return KVP_ANSWER_ERROR;
 	}
 	r->usage = calloc(1, sizeof(*r->usage));
 	if (!r->usage) {
-		*f = (struct kvp_fail){503, "other", "out of memory"};
+		*f = kvp_fail_resources;
 		return KVP_ANSWER_ERROR;
 	}
-	r->usage->cached_tok = kvp_usage_cached(root);
+	r->usage->cached_tok = kvp_usage_cached(text, len);
 	if (kvp_span_member(text, kvp_span_all(len), "kv_transfer_params", &params))
 		return decode_body(r, "null", 4, body);
 	return decode_body(r, text + params.at, params.len, body);
@@ -118,7 +118,7 @@ static enum kvp_answer llmd_prefill_answer(
 
 const struct kvp_adapter kvp_adapter_llmd = {.name = "llmd",
 	.flow = &kvp_flow_seq,
-	.too_large = "pd_request_too_large",
+	.too_large = KVP_RESULT_TOO_LARGE,
 	.body_max = body_max,
 	.check = llmd_check,
 	.prefill_body = llmd_prefill_body,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define EDIT_MAX 16
+#define EDIT_ROOM_BYTES 4096
 
 /* A place in a text: everything before end may be read. */
 struct scan {
@@ -45,11 +46,29 @@ static int string(struct scan *c)
 	return KVP_ERR_PROTO;
 }
 
+/* Inside brackets only these matter. */
+static int stops(char b)
+{
+	return b == '"' || (b | 32) == '{' || (b | 32) == '}';
+}
+
+static void skip(struct scan *c)
+{
+	const char *p = c->s + c->at, *end = c->s + c->end;
+	while (p < end && !stops(*p))
+		p++;
+	c->at = (uint64_t)(p - c->s);
+}
+
 /* One value; the kinds of brackets are the parser's business. */
 static int value(struct scan *c)
 {
 	uint64_t depth = 0, from = c->at;
 	while (c->at < c->end) {
+		if (depth)
+			skip(c);
+		if (c->at == c->end)
+			break;
 		char b = c->s[c->at];
 		if (b == '"') {
 			if (string(c))
@@ -176,20 +195,90 @@ int kvp_span_member(const char *text, struct kvp_span obj, const char *key, stru
 	return found;
 }
 
-int kvp_span_first(const char *text, struct kvp_span arr, struct kvp_span *val)
+int kvp_span_members(const char *text, struct kvp_span obj, struct kvp_member *want, size_t cnt)
 {
 	struct scan c;
-	int rc = open_in(&c, text, arr, '[');
-	if (rc)
-		return rc;
-	blanks(&c);
-	if (is_at(&c, ']'))
-		return KVP_ERR_NOTFOUND;
-	uint64_t from = c.at;
-	if (value(&c))
+	struct member m;
+	int rc = open_in(&c, text, obj, '{');
+	for (size_t i = 0; i < cnt; i++)
+		want[i] = (struct kvp_member){.key = want[i].key};
+	while (!rc && !(rc = next(&c, &m)))
+		for (size_t i = 0; i < cnt; i++)
+			if (spells(text, m.key, want[i].key)) {
+				want[i].val = m.val;
+				want[i].cnt++;
+			}
+	return rc == KVP_ERR_NOTFOUND ? KVP_OK : rc;
+}
+
+int kvp_span_each(const char *text, struct kvp_span arr, struct kvp_span_iter *it)
+{
+	struct scan c;
+	if (open_in(&c, text, arr, '['))
 		return KVP_ERR_PROTO;
-	*val = (struct kvp_span){from, c.at - from};
+	*it = (struct kvp_span_iter){text, c.at, c.end};
 	return KVP_OK;
+}
+
+int kvp_span_next(struct kvp_span_iter *it, struct kvp_span *val)
+{
+	struct scan c = {it->text, it->at, it->end};
+	blanks(&c);
+	uint64_t from = c.at;
+	if (value(&c)) /* also at the closing bracket */
+		return 0;
+	*val = (struct kvp_span){from, c.at - from};
+	blanks(&c);
+	it->at = is_at(&c, ',') ? c.at + 1 : c.at;
+	return 1;
+}
+
+int kvp_span_first(const char *text, struct kvp_span arr, struct kvp_span *val)
+{
+	struct kvp_span_iter it;
+	if (kvp_span_each(text, arr, &it))
+		return KVP_ERR_PROTO;
+	return kvp_span_next(&it, val) ? KVP_OK : KVP_ERR_NOTFOUND;
+}
+
+int kvp_span_is(const char *text, struct kvp_span v, const char *what)
+{
+	size_t len = strlen(what);
+	return v.len == len && memcmp(text + v.at, what, len) == 0;
+}
+
+int kvp_span_spells(const char *text, struct kvp_span v, const char *word)
+{
+	return v.len >= 2 && text[v.at] == '"' && spells(text, v, word);
+}
+
+/* Digits only; *out up to max. */
+static int digits(const char *p, uint64_t len, uint64_t max, uint64_t *out)
+{
+	uint64_t n = 0;
+	if (!len)
+		return KVP_ERR_INVAL;
+	for (uint64_t i = 0; i < len; i++) {
+		uint64_t d = (uint64_t)(unsigned char)p[i] - '0';
+		if (d > 9 || n > (max - d) / 10)
+			return KVP_ERR_INVAL;
+		n = n * 10 + d;
+	}
+	*out = n;
+	return KVP_OK;
+}
+
+int kvp_span_u64(const char *text, struct kvp_span v, uint64_t *out)
+{
+	return digits(text + v.at, v.len, UINT64_MAX, out);
+}
+
+int kvp_span_is_int(const char *text, struct kvp_span v)
+{
+	uint64_t n;
+	if (v.len && text[v.at] == '-')
+		return digits(text + v.at + 1, v.len - 1, UINT64_C(1) << 63, &n) == KVP_OK;
+	return digits(text + v.at, v.len, UINT64_MAX, &n) == KVP_OK;
 }
 
 static int put(struct kvp_http_buf *out, const char *text, uint64_t from, uint64_t to)
@@ -214,8 +303,8 @@ int kvp_span_edit(const char *text, struct kvp_span obj, const struct kvp_edit *
 	uint32_t seen = 0;
 	if (rc || edit_cnt > EDIT_MAX)
 		return KVP_ERR_PROTO;
-	/* Members are added once: the room for all of it is known well enough. */
-	rc = kvp_http_buf_room(out, obj.len + 1024);
+	/* What is added, and the head of a request before it, is known well enough. */
+	rc = kvp_http_buf_room(out, obj.len + EDIT_ROOM_BYTES);
 	rc = rc ? rc : put(out, text, obj.at, c.at);
 	while (!rc && !(rc = next(&c, &m))) {
 		int goes = 0;

@@ -1,8 +1,8 @@
 /* daemons/sidecar/body.h - members of JSON objects by their places in the text, and texts changed without
  * being written anew.
  *
- * Shape      spans: offset and length in a text that kvp_json_parse has accepted. An edit takes members out
- *            and puts others behind the last one; every other byte is copied as it stands.
+ * Shape      spans: offset and length in a text that was found valid (ipc/json_check.h). An edit takes
+ *            members out and puts others behind the last one; every other byte is copied as it stands.
  * Truth      the text. No I/O, no parser state.
  * Names      a member spelled with escapes is the member that it spells. Several members of one name: all go
  *            when one is edited, and the last counts when one is looked up.
@@ -32,6 +32,36 @@ static inline struct kvp_span kvp_span_all(uint64_t len)
  * KVP_ERR_NOTFOUND, KVP_ERR_PROTO (no object). kvp_span_first: the first element of the array in arr. */
 int kvp_span_member(const char *text, struct kvp_span obj, const char *key, struct kvp_span *val);
 int kvp_span_first(const char *text, struct kvp_span arr, struct kvp_span *val);
+
+/* kvp_span_members finds several in one pass: of each key the last value (len 0: none) and the number of
+ * members. KVP_OK, KVP_ERR_PROTO (no object). */
+struct kvp_member {
+	const char *key;
+	struct kvp_span val;
+	uint32_t cnt;
+};
+int kvp_span_members(const char *text, struct kvp_span obj, struct kvp_member *m, size_t cnt);
+
+/* Elements of an array, in order: kvp_span_each (KVP_ERR_PROTO: no array), then kvp_span_next while it is
+ * 1. */
+struct kvp_span_iter {
+	const char *text;
+	uint64_t at, end;
+};
+int kvp_span_each(const char *text, struct kvp_span arr, struct kvp_span_iter *it);
+int kvp_span_next(struct kvp_span_iter *it, struct kvp_span *val);
+
+/* What a value is. kvp_span_is: the very text; kvp_span_spells: a string that spells word, which is ASCII. An
+ * absent value (len 0) is nothing. kvp_span_u64: KVP_OK for an integer token of 0 .. 2^64-1, else
+ * KVP_ERR_INVAL; kvp_span_is_int: one of 64 bits, with a sign or without. */
+int kvp_span_is(const char *text, struct kvp_span v, const char *what);
+int kvp_span_spells(const char *text, struct kvp_span v, const char *word);
+int kvp_span_u64(const char *text, struct kvp_span v, uint64_t *out);
+int kvp_span_is_int(const char *text, struct kvp_span v);
+static inline int kvp_span_is_object(const char *text, struct kvp_span v)
+{
+	return v.len && text[v.at] == '{';
+}
 
 struct kvp_edit {
 	const char *key;

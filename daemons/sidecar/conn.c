@@ -31,6 +31,7 @@ static void conn_free(struct kvp_conn *c)
 	kvp_http_in_free(&c->in);
 	kvp_http_buf_free(&c->pend);
 	kvp_http_buf_free(&c->out.pend);
+	kvp_held_set(&w->sidecar->held, &c->held, 0, KVP_HELD_TAKE);
 	free(c);
 	kvp_st_rlx_u64(&w->count.conns, --w->conn_cnt);
 	kvp_worker_check(w);
@@ -78,6 +79,34 @@ static void recv_ctl(struct kvp_conn *c)
 	kvp_sock_watch_hup(&c->sock, KVP_SOCK_HUP);
 }
 
+/* ---- the budget ---- */
+
+static int hold(struct kvp_conn *c, uint64_t flow, uint64_t pending, enum kvp_held_how how)
+{
+	uint64_t out = kvp_out_len(&c->out);
+	uint64_t all = flow + pending + (out > KVP_OUT_HIGH_BYTES ? out : 0);
+	int rc = kvp_held_set(&c->w->sidecar->held, &c->held, all, how);
+	if (rc)
+		kvp_count_add(&c->w->count.held_refused, 1);
+	else
+		c->flow_held = flow;
+	return rc;
+}
+
+/* What the connection has now. */
+static void hold_again(struct kvp_conn *c)
+{
+	hold(c, c->flow_held, c->pend.len, KVP_HELD_TAKE);
+}
+
+int kvp_req_hold(struct kvp_req *r, uint64_t bytes)
+{
+	struct kvp_conn *c = r->conn;
+	if (bytes == c->flow_held)
+		return KVP_OK;
+	return hold(c, bytes, c->pend.len, KVP_HELD_ASK);
+}
+
 void kvp_conn_timer(struct kvp_conn *c)
 {
 	const struct kvp_worker *w = c->w;
@@ -109,6 +138,8 @@ void kvp_conn_put(struct kvp_conn *c, const void *data, uint64_t len)
 		return;
 	}
 	kvp_out_kick(&c->out, &c->sock);
+	if (kvp_out_len(&c->out) > KVP_OUT_HIGH_BYTES)
+		hold_again(c);
 	if (idle && c->state >= KVP_CONN_WAIT)
 		kvp_conn_timer(c);
 }
@@ -152,7 +183,7 @@ static void body_over(struct kvp_conn *c)
 
 static void body_bad(struct kvp_conn *c)
 {
-	struct kvp_fail f = {400, "invalid_http_request", "malformed chunk"};
+	struct kvp_fail f = {400, KVP_RESULT_BAD_HTTP, "malformed chunk"};
 	if (c->req.replied)
 		kvp_reply_cut(&c->req, KVP_RESULT_BAD_HTTP);
 	else
@@ -170,9 +201,12 @@ static void body_piece(struct kvp_conn *c, const char *data, uint64_t len, uint6
 	uint64_t max = r->adapter->body_max(c->w->cfg);
 	if (len > max - r->body.len || due > max - r->body.len - len) {
 		body_over(c); /* also when it is known before its bytes are here */
+	} else if (kvp_req_hold(r, KVP_HELD_COPIES * (r->body.len + len))) {
+		kvp_reply_error(r, &kvp_fail_held, NULL);
 	} else if (kvp_http_buf_put(&r->body, data, len)) {
-		struct kvp_fail f = {503, "other", "out of memory"};
-		kvp_reply_error(r, &f, NULL);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
+	} else {
+		kvp_json_check_feed(&r->check, data, len);
 	}
 }
 
@@ -205,6 +239,7 @@ static uint64_t feed_body(struct kvp_conn *c, const char *data, uint64_t len)
 		body_bad(c);
 		return used;
 	}
+	c->rest = len - used;
 	uint64_t due = in->framing == KVP_HTTP_FRAME_LENGTH ? in->length : kvp_http_chunk_due(&in->chunk);
 	body_piece(c, out, out_len, due);
 	if (rc == KVP_OK && c->state == KVP_CONN_BODY)
@@ -216,7 +251,7 @@ static uint64_t feed_body(struct kvp_conn *c, const char *data, uint64_t len)
 
 static void head_bad(struct kvp_conn *c)
 {
-	struct kvp_fail f = {c->in.status, "invalid_http_request", c->in.text};
+	struct kvp_fail f = {c->in.status, KVP_RESULT_BAD_HTTP, c->in.text};
 	c->req = (struct kvp_req){.w = c->w,
 		.conn = c,
 		.start_ns = kvp_loop_now_ns(loop_of(c)),
@@ -233,6 +268,7 @@ static uint64_t feed_head(struct kvp_conn *c, const char *data, uint64_t len)
 	uint64_t used;
 	int fresh = !c->in.started;
 	int rc = kvp_http_in_head(&c->in, data, len, &used);
+	c->rest = len - used;
 	if (rc == KVP_ERR_PROTO) {
 		head_bad(c);
 	} else if (rc == KVP_OK) {
@@ -265,6 +301,7 @@ static uint64_t feed(struct kvp_conn *c, const char *data, uint64_t len)
 		at += c->state == KVP_CONN_READ ? feed_head(c, data + at, len - at)
 						: feed_body(c, data + at, len - at);
 	}
+	c->rest = 0;
 	return c->state >= KVP_CONN_FLUSH ? len : at;
 }
 
@@ -298,6 +335,7 @@ static void work(void *ctx)
 		if (used < b.len && kvp_http_buf_put(&c->pend, b.p + used, b.len - used))
 			c->out.failed = 1;
 		kvp_http_buf_free(&b);
+		hold_again(c);
 	}
 	if (c->out.failed) {
 		conn_gone(c);
@@ -335,10 +373,14 @@ static void on_fin(struct kvp_conn *c)
  * answer. */
 static void keep_pending(struct kvp_conn *c, const char *data, uint64_t len)
 {
-	if (c->overrun || (c->state == KVP_CONN_WAIT && len > KVP_CONN_PEND_MAX - c->pend.len)) {
+	int waits = c->state == KVP_CONN_WAIT; /* else it is one piece at most */
+	uint64_t all = c->pend.len + len;
+	if (c->overrun || (waits && all > KVP_CONN_PEND_MAX) ||
+		hold(c, c->flow_held, all, waits ? KVP_HELD_ASK : KVP_HELD_TAKE)) {
 		c->overrun = 1;
 		c->keep = 0;
 		kvp_http_buf_free(&c->pend);
+		hold_again(c);
 	} else if (kvp_http_buf_put(&c->pend, data, len)) {
 		c->out.failed = 1;
 	}
@@ -386,6 +428,8 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 		return;
 	}
 	kvp_conn_timer(c);
+	if (before > KVP_OUT_HIGH_BYTES)
+		hold_again(c);
 	if (before > KVP_OUT_LOW_BYTES && left <= KVP_OUT_LOW_BYTES) {
 		if (c->req.running && c->req.flow->drained)
 			c->req.flow->drained(&c->req);
@@ -404,7 +448,7 @@ static void on_hup(void *ctx, struct kvp_sock *s, int hup)
 static void on_timer(void *ctx, struct kvp_timer *t)
 {
 	struct kvp_conn *c = ctx;
-	struct kvp_fail f = {408, "pd_request_timeout", "the request body did not arrive in time"};
+	struct kvp_fail f = {408, KVP_RESULT_TIMEOUT, "the request body did not arrive in time"};
 	(void)t;
 	if (c->state == KVP_CONN_BODY && !kvp_out_len(&c->out)) {
 		kvp_reply_error(&c->req, &f, NULL);
@@ -459,7 +503,7 @@ static void log_request(struct kvp_req *r, enum kvp_result result)
 {
 	const struct kvp_config *cfg = r->w->cfg;
 	uint32_t len = 0;
-	const char *id = kvp_http_head_find(kvp_req_head(r), "x-request-id", &len, NULL);
+	const char *id = kvp_headers_id(r, &len);
 	int is_local = !r->flow && (result == KVP_RESULT_OK || result == KVP_RESULT_OTHER);
 	if (!cfg->log_requests || is_local || r->w->log_turn++ % cfg->log_requests)
 		return;
@@ -488,8 +532,9 @@ void kvp_req_end(struct kvp_req *r, enum kvp_result result)
 	}
 	kvp_count_add(&w->count.request[r->path][r->adapter != NULL][result], 1);
 	kvp_http_buf_free(&r->body);
+	hold(c, 0, c->pend.len, KVP_HELD_TAKE);
 	/* An upload that was not read to its end is thrown away with the connection. */
-	if (c->state == KVP_CONN_WAIT && c->keep && (!c->fin || c->pend.len) && !c->cut && !w->draining) {
+	if (c->state == KVP_CONN_WAIT && c->keep && kvp_conn_expects(c) && !c->cut && !w->draining) {
 		c->state = KVP_CONN_READ;
 		kvp_http_in_reset(&c->in);
 	} else {
@@ -511,7 +556,7 @@ static int is_idle(const struct kvp_conn *c)
 
 static void force_conn(struct kvp_conn *c)
 {
-	struct kvp_fail f = {502, "request_cancelled", "the server is shutting down"};
+	struct kvp_fail f = {502, KVP_RESULT_CANCELLED, "the server is shutting down"};
 	struct kvp_req *r = &c->req;
 	if (r->running) {
 		f.status = c->state == KVP_CONN_BODY ? 503 : 502;

@@ -7,9 +7,9 @@
  *            served. To tell the two apart bytes that have to be sent anyway go out when a FIN arrives - the
  *            status line's first, or a leading zero of the next chunk's size -, which a fully closed peer
  *            answers with a reset.
- * Bounds     pipelined bytes: KVP_CONN_PEND_MAX; over that they are thrown away and the connection ends
- *            with the running answer. Unsent bytes: flows stop at
- *            KVP_OUT_HIGH_BYTES. A client that takes nothing for KVP_CONN_STALL_NS is closed.
+ * Bounds     pipelined bytes: KVP_CONN_PEND_MAX, and the budget of held.h; over that they are thrown away and
+ *            the connection ends with the running answer. Unsent bytes: flows stop at KVP_OUT_HIGH_BYTES. A
+ *            client that takes nothing for KVP_CONN_STALL_NS is closed.
  * Crash      process-local.
  * Proved by  tests/s_sidecar.t
  */
@@ -39,6 +39,8 @@ struct kvp_conn {
 	struct kvp_http_buf pend; /* bytes behind the running request */
 	struct kvp_out out;
 	struct kvp_req req;
+	uint64_t rest;		  /* bytes behind those that are being fed */
+	uint64_t held, flow_held; /* of the budget: all of it, and that for the running request */
 	uint8_t state;
 	uint8_t keep;
 	uint8_t fin;	    /* the client sends no more */
@@ -47,6 +49,11 @@ struct kvp_conn {
 	uint8_t overrun;    /* pipelined bytes were thrown away */
 };
 
+/* kvp_conn_expects: there is, or may come, a request behind the running one. */
+static inline int kvp_conn_expects(const struct kvp_conn *c)
+{
+	return !c->fin || c->pend.len || c->rest;
+}
 /* kvp_conn_put queues bytes for the client; kvp_conn_later processes what waits, at the end of the turn. */
 void kvp_conn_put(struct kvp_conn *c, const void *data, uint64_t len);
 void kvp_conn_later(struct kvp_conn *c);

@@ -37,6 +37,8 @@
 	X(SGL_UPSTREAM, "sglang_pd_upstream_error")                                                          \
 	X(SGL_REJECTED, "pd_engine_rejected")                                                                \
 	X(TOO_MANY, "too_many_streams")                                                                      \
+	X(NO_ROOM, "too_many_held_bytes")                                                                    \
+	X(NO_RESOURCES, "sidecar_resources_exhausted")                                                       \
 	X(BAD_HTTP, "invalid_http_request")                                                                  \
 	X(OTHER, "other")
 
@@ -54,11 +56,12 @@ enum kvp_count_leg { KVP_COUNT_PREFILL, KVP_COUNT_DECODE, KVP_COUNT_LEGS };
 struct kvp_count {
 	uint64_t request[KVP_COUNT_PATHS][2][KVP_RESULT_CNT]; /* [1]: run by the adapter */
 	uint64_t leg_bucket[KVP_COUNT_LEGS][KVP_COUNT_BUCKETS];
-	uint64_t leg_sum_us[KVP_COUNT_LEGS], leg_cnt[KVP_COUNT_LEGS];
+	uint64_t leg_sum_us[KVP_COUNT_LEGS];
 	uint64_t cancelled[KVP_COUNT_LEGS]; /* legs closed before their end */
-	uint64_t local, not_found, accepted, refused, aborts, aborts_failed;
-	uint64_t fallbacks;  /* prefills that failed and left all to the decode engine */
-	uint64_t usage_long; /* pieces of answers that were too long for their usage to be set */
+	uint64_t local, not_found, accepted, aborts, aborts_failed;
+	uint64_t held_refused; /* requests and pipelined bytes over the budget */
+	uint64_t fallbacks;    /* prefills that failed and left all to the decode engine */
+	uint64_t usage_long;   /* pieces of answers that were too long for their usage to be set */
 	uint64_t rx_bytes, tx_bytes;
 	uint64_t streams, conns; /* gauges */
 };
@@ -76,6 +79,5 @@ static inline void kvp_count_leg(struct kvp_count *c, enum kvp_count_leg leg, ui
 		b++;
 	kvp_count_add(&c->leg_bucket[leg][b], 1);
 	kvp_count_add(&c->leg_sum_us[leg], ns / 1000);
-	kvp_count_add(&c->leg_cnt[leg], 1);
 }
 #endif

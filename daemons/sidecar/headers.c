@@ -53,11 +53,6 @@ static int is_nominated(const struct kvp_http_head *h, const char *name, uint32_
 	return 0;
 }
 
-static int put_text(struct kvp_http_buf *b, const char *t)
-{
-	return kvp_http_buf_put(b, t, strlen(t));
-}
-
 static int put_field(struct kvp_http_buf *b, const struct kvp_http_head *h, const struct kvp_http_field *f)
 {
 	int rc = kvp_http_buf_put(b, h->raw.p + f->name, f->name_len);
@@ -66,16 +61,28 @@ static int put_field(struct kvp_http_buf *b, const struct kvp_http_head *h, cons
 	return rc ? rc : kvp_http_buf_put(b, "\r\n", 2);
 }
 
-uint32_t kvp_headers_count(const struct kvp_http_head *h, const char *name)
-{
-	uint32_t cnt = 0;
-	kvp_http_head_find(h, name, NULL, &cnt);
-	return cnt;
-}
-
 const struct kvp_http_head *kvp_req_head(const struct kvp_req *r)
 {
 	return &r->conn->in.head;
+}
+
+static int is_id(const char *name, uint32_t len)
+{
+	return len == 12 && strncasecmp(name, "x-request-id", 12) == 0;
+}
+
+const char *kvp_headers_id(const struct kvp_req *r, uint32_t *len)
+{
+	const struct kvp_http_head *h = kvp_req_head(r);
+	for (uint32_t i = 0; i < h->field_cnt; i++) {
+		const struct kvp_http_field *f = &h->field[i];
+		const char *name = h->raw.p + f->name;
+		if (!f->val_len || !is_id(name, f->name_len) || is_nominated(h, name, f->name_len))
+			continue;
+		*len = f->val_len;
+		return h->raw.p + f->val;
+	}
+	return NULL;
 }
 
 static int passes(const struct kvp_req *r, enum kvp_leg_kind kind, const char *name, uint32_t len)
@@ -92,19 +99,28 @@ static int passes(const struct kvp_req *r, enum kvp_leg_kind kind, const char *n
 	return !cfg->sidecar_profile || !IN(llmd, name, len);
 }
 
-/* The prefill engine's rank travels in a field of its own. */
+const char *kvp_headers_rank(const struct kvp_req *r, uint32_t *len)
+{
+	uint32_t cnt = 0;
+	const char *v = kvp_http_head_find(kvp_req_head(r), "x-prefiller-dp-rank", len, &cnt);
+	if (cnt != 1 || !*len || *len > 9 || (*v == '0' && *len > 1))
+		return NULL;
+	for (uint32_t i = 0; i < *len; i++)
+		if (v[i] < '0' || v[i] > '9')
+			return NULL;
+	return v;
+}
+
+/* It travels in a field of its own. */
 static int put_rank(struct kvp_req *r, struct kvp_http_buf *out)
 {
-	uint32_t len = 0, cnt = 0;
-	const char *v = kvp_http_head_find(kvp_req_head(r), "x-prefiller-dp-rank", &len, &cnt);
-	if (cnt != 1 || !len || len > 10)
+	uint32_t len = 0;
+	const char *v = kvp_headers_rank(r, &len);
+	if (!v)
 		return KVP_OK;
-	for (uint32_t i = 0; i < len; i++)
-		if (v[i] < '0' || v[i] > '9')
-			return KVP_OK;
-	int rc = put_text(out, "x-data-parallel-rank: ");
+	int rc = kvp_http_buf_text(out, "x-data-parallel-rank: ");
 	rc = rc ? rc : kvp_http_buf_put(out, v, len);
-	return rc ? rc : put_text(out, "\r\n");
+	return rc ? rc : kvp_http_buf_text(out, "\r\n");
 }
 
 static const char *authority(const struct kvp_req *r, enum kvp_req_engine_kind kind)
@@ -125,42 +141,57 @@ static int put_line(struct kvp_req *r, enum kvp_req_engine_kind kind, struct kvp
 	/* The method as it was written: a foreign one passes, too. */
 	const char *line = in->head.raw.p;
 	int rc = kvp_http_buf_put(out, line, in->head.url ? in->head.url - 1 : 0);
-	rc = rc ? rc : put_text(out, " ");
+	rc = rc ? rc : kvp_http_buf_text(out, " ");
 	if (url[0] == '/') /* no path is "*" */
-		rc = rc ? rc : put_text(out, base(r, kind));
+		rc = rc ? rc : kvp_http_buf_text(out, base(r, kind));
 	rc = rc ? rc : kvp_http_buf_put(out, url, len);
-	rc = rc ? rc : put_text(out, " HTTP/1.1\r\nhost: ");
-	rc = rc ? rc : put_text(out, authority(r, kind));
-	return rc ? rc : put_text(out, "\r\n");
+	rc = rc ? rc : kvp_http_buf_text(out, " HTTP/1.1\r\nhost: ");
+	rc = rc ? rc : kvp_http_buf_text(out, authority(r, kind));
+	return rc ? rc : kvp_http_buf_text(out, "\r\n");
 }
 
 int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, uint64_t length, struct kvp_http_buf *out)
 {
 	const struct kvp_http_head *h = kvp_req_head(r);
 	char line[80];
-	int rc = kvp_http_buf_room(out, h->raw.len + 256 + (length < (1 << 20) ? length : 0));
+	int rc = kvp_http_buf_room(out, h->raw.len + 256);
 	rc = rc ? rc : put_line(r, kind == KVP_LEG_PREFILL ? KVP_ENGINE_PREFILL : KVP_ENGINE_LOCAL, out);
 	for (uint32_t i = 0; i < h->field_cnt && !rc; i++) {
 		const struct kvp_http_field *f = &h->field[i];
 		const char *name = h->raw.p + f->name;
-		if (passes(r, kind, name, f->name_len) && !is_nominated(h, name, f->name_len))
+		int is_empty_id = !f->val_len && is_id(name, f->name_len);
+		if (passes(r, kind, name, f->name_len) && !is_nominated(h, name, f->name_len) && !is_empty_id)
 			rc = put_field(out, h, f);
 	}
 	if (r->request_id[0]) {
 		snprintf(line, sizeof(line), "x-request-id: %s\r\n", r->request_id);
-		rc = rc ? rc : put_text(out, line);
+		rc = rc ? rc : kvp_http_buf_text(out, line);
 	}
 	if (kind != KVP_LEG_PASS)
-		rc = rc ? rc : put_text(out, "content-type: application/json\r\n");
+		rc = rc ? rc : kvp_http_buf_text(out, "content-type: application/json\r\n");
 	if (kind == KVP_LEG_PREFILL)
 		rc = rc ? rc : put_rank(r, out);
 	if (length == KVP_LENGTH_CHUNKED) {
-		rc = rc ? rc : put_text(out, "transfer-encoding: chunked\r\n");
+		rc = rc ? rc : kvp_http_buf_text(out, "transfer-encoding: chunked\r\n");
 	} else if (length != KVP_LENGTH_NONE) {
 		snprintf(line, sizeof(line), "content-length: %llu\r\n", (unsigned long long)length);
-		rc = rc ? rc : put_text(out, line);
+		rc = rc ? rc : kvp_http_buf_text(out, line);
 	}
-	return rc ? rc : put_text(out, "\r\n");
+	return rc ? rc : kvp_http_buf_text(out, "\r\n");
+}
+
+int kvp_headers_whole(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_buf *body)
+{
+	struct kvp_http_buf head = {0};
+	int rc = kvp_headers_request(r, kind, body->len, &head);
+	rc = rc ? rc : kvp_http_buf_room(body, head.len);
+	if (rc == KVP_OK) {
+		memmove(body->p + head.len, body->p, body->len);
+		memcpy(body->p, head.p, head.len);
+		body->len += head.len;
+	}
+	kvp_http_buf_free(&head);
+	return rc;
 }
 
 int kvp_headers_side(struct kvp_req *r, enum kvp_req_engine_kind kind, const char *path, const char *body,
@@ -170,7 +201,7 @@ int kvp_headers_side(struct kvp_req *r, enum kvp_req_engine_kind kind, const cha
 	char line[KVP_TARGET_HOST_MAX + KVP_BASE_MAX + 160];
 	snprintf(line, sizeof(line), "%s %s%s HTTP/1.1\r\nhost: %s\r\n", body ? "POST" : "GET", base(r, kind),
 		path, authority(r, kind));
-	int rc = put_text(out, line);
+	int rc = kvp_http_buf_text(out, line);
 	for (uint32_t i = 0; i < h->field_cnt && !rc; i++)
 		if (h->field[i].name_len == 13 &&
 			strncasecmp(h->raw.p + h->field[i].name, "authorization", 13) == 0)
@@ -178,10 +209,10 @@ int kvp_headers_side(struct kvp_req *r, enum kvp_req_engine_kind kind, const cha
 	if (body) {
 		snprintf(line, sizeof(line), "content-type: application/json\r\ncontent-length: %zu\r\n",
 			strlen(body));
-		rc = rc ? rc : put_text(out, line);
+		rc = rc ? rc : kvp_http_buf_text(out, line);
 	}
-	rc = rc ? rc : put_text(out, "\r\n");
-	return rc || !body ? rc : put_text(out, body);
+	rc = rc ? rc : kvp_http_buf_text(out, "\r\n");
+	return rc || !body ? rc : kvp_http_buf_text(out, body);
 }
 
 int kvp_headers_answer(const struct kvp_http_head *h, struct kvp_http_buf *out)

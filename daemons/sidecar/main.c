@@ -97,9 +97,8 @@ static int open_worker(struct kvp_worker *w, unsigned id)
 		.ctx = w};
 	if (cfg->sidecar_engine_tls && open_tls(w))
 		return KVP_ERR_INVAL;
-	w->json = kvp_json_new();
 	w->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (!w->json || w->wake_fd < 0 || kvp_loop_watch_fd(w->loop, &w->wake, w->wake_fd, on_wake, w))
+	if (w->wake_fd < 0 || kvp_loop_watch_fd(w->loop, &w->wake, w->wake_fd, on_wake, w))
 		return KVP_ERR_SYS;
 	return kvp_worker_listen(w, cfg->sidecar_threads > 1 ? KVP_LISTEN_REUSEPORT : KVP_LISTEN_PLAIN);
 }
@@ -113,7 +112,6 @@ static void close_worker(struct kvp_worker *w)
 	kvp_loop_unwatch(&w->wake);
 	kvp_loop_close(w->loop);
 	w->loop = NULL;
-	kvp_json_free(w->json);
 	kvp_tls_client_close(w->tls);
 }
 
@@ -135,6 +133,7 @@ static int open_all(void)
 	const struct kvp_config *cfg = &sidecar.cfg;
 	kvp_http_parse_init();
 	sidecar.worker_cnt = (unsigned)cfg->sidecar_threads;
+	sidecar.held.max = cfg->sidecar_max_held_bytes;
 	sidecar.worker = calloc(sidecar.worker_cnt, sizeof(*sidecar.worker));
 	if (!sidecar.worker)
 		return KVP_ERR_SYS;

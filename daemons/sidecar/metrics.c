@@ -32,9 +32,10 @@ static uint64_t sum(size_t off)
 }
 #define SUM(field) sum(offsetof(struct kvp_worker, field))
 
+/* Without an adapter only the other profile runs requests by one, vLLM's. */
 static const char *backend(int by_adapter)
 {
-	static const char *const text[] = {"none", "vllm_nixl", "sglang", "trtllm"};
+	static const char *const text[] = {"vllm_nixl", "vllm_nixl", "sglang", "trtllm"};
 	return by_adapter ? text[m.sidecar->cfg.eff.sidecar_adapter] : "none";
 }
 
@@ -125,6 +126,10 @@ static void put_all(struct kvp_text *t)
 	put_one(t, "invalid_metadata_total", "counter", "Requests with a bad prefill header.",
 		by_result(KVP_RESULT_METADATA));
 	put_one(t, "requests_inflight", "gauge", "Requests that run.", SUM(count.streams));
+	put_one(t, "held_bytes", "gauge", "Bytes kept in memory for requests.",
+		kvp_ld_rlx_u64(&m.sidecar->held.all));
+	put_one(t, "held_refused_total", "counter",
+		"Requests and pipelined bytes over the budget of kept bytes.", SUM(count.held_refused));
 	put_one(t, "connections", "gauge", "Connections of clients.", SUM(count.conns));
 	put_one(t, "connections_accepted_total", "counter", "Connections accepted.", SUM(count.accepted));
 	put_one(t, "engine_connections_total", "counter", "Connections made to engines.",

@@ -27,15 +27,25 @@ void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, c
 	cfg->to.cnt = 2;
 }
 
+/* The engine has its request: nothing of it is kept any more, as a rule. */
 static void on_head(void *ctx, struct kvp_leg *leg)
 {
-	kvp_reply_head(ctx, leg->head);
+	struct kvp_req *r = ctx;
+	uint64_t unsent = kvp_leg_unsent(leg);
+	if (r->adapter)
+		kvp_req_hold(r, unsent < r->conn->flow_held ? unsent : r->conn->flow_held);
+	kvp_reply_head(r, leg->head);
+}
+
+void kvp_relay_put(struct kvp_req *r, struct kvp_leg *leg, const char *data, uint64_t len)
+{
+	if (kvp_reply_body(r, data, len) >= KVP_OUT_HIGH_BYTES)
+		kvp_leg_pause(leg);
 }
 
 static void on_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
 {
-	if (kvp_reply_body(ctx, data, len) >= KVP_OUT_HIGH_BYTES)
-		kvp_leg_pause(leg);
+	kvp_relay_put(ctx, leg, data, len);
 }
 
 static void count_leg(struct kvp_req *r, const struct kvp_leg *leg)
@@ -46,10 +56,12 @@ static void count_leg(struct kvp_req *r, const struct kvp_leg *leg)
 /* What the client is told of a decode leg without an answer. */
 static struct kvp_fail failure(const struct kvp_req *r, enum kvp_leg_end end)
 {
-	struct kvp_fail error = {502, "decode_upstream_error",
+	if (end == KVP_LEG_FAILED)
+		return kvp_fail_resources;
+	struct kvp_fail error = {502, KVP_RESULT_DECODE_ERROR,
 				"the decode engine could not be reached or broke off"},
-			late = {504, "decode_upstream_timeout", "the decode engine did not answer in time"},
-			refused = {503, "decode_upstream_error", "the decode node is not ready"};
+			late = {504, KVP_RESULT_DECODE_TIMEOUT, "the decode engine did not answer in time"},
+			refused = {503, KVP_RESULT_DECODE_ERROR, "the decode node is not ready"};
 	int is_llmd = r->w->cfg->sidecar_profile;
 	if (is_llmd && end == KVP_LEG_REFUSED)
 		return refused;
@@ -92,26 +104,30 @@ static void usage_head(void *ctx, struct kvp_leg *leg)
 }
 
 /* rc of the call that filled b. */
-static uint64_t put_usage(struct kvp_req *r, int rc, struct kvp_http_buf *b)
+static void put_usage(struct kvp_req *r, struct kvp_leg *leg, int rc, struct kvp_http_buf *b)
 {
-	uint64_t unsent = 0;
 	if (rc) {
 		r->conn->out.failed = 1;
 		kvp_conn_later(r->conn);
 	} else {
-		unsent = kvp_reply_body(r, b->p, b->len);
+		kvp_relay_put(r, leg, b->p, b->len);
 	}
 	kvp_http_buf_free(b);
-	return unsent;
+}
+
+/* What is little is not counted. */
+static int hold_usage(struct kvp_req *r, uint64_t len)
+{
+	return kvp_req_hold(r, len > KVP_OUT_HIGH_BYTES ? len : 0);
 }
 
 static void usage_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len)
 {
 	struct kvp_req *r = ctx;
 	struct kvp_http_buf b = {0};
-	int rc = kvp_usage_feed(r->usage, r->w->json, data, len, &b);
-	if (put_usage(r, rc, &b) >= KVP_OUT_HIGH_BYTES)
-		kvp_leg_pause(leg);
+	r->usage->is_tight = hold_usage(r, r->usage->held.len + len) != KVP_OK;
+	put_usage(r, leg, kvp_usage_feed(r->usage, data, len, &b), &b);
+	hold_usage(r, r->usage->held.len);
 }
 
 /* An answer that breaks off ends behind what came of it. */
@@ -120,7 +136,7 @@ static void usage_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 	struct kvp_req *r = ctx;
 	struct kvp_http_buf b = {0};
 	if (r->replied)
-		put_usage(r, kvp_usage_end(r->usage, r->w->json, &b), &b);
+		put_usage(r, leg, kvp_usage_end(r->usage, &b), &b);
 	on_done(ctx, leg, end);
 }
 
@@ -134,18 +150,13 @@ void kvp_relay_drained(struct kvp_req *r)
 void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_buf *body)
 {
 	struct kvp_leg_cfg cfg;
-	struct kvp_http_buf b = {0};
 	kvp_engine_cfg(r->w, KVP_ENGINE_LOCAL, NULL, &cfg);
-	int rc = kvp_headers_request(r, kind, body->len, &b);
-	rc = rc ? rc : kvp_http_buf_put(&b, body->p, body->len);
-	kvp_http_buf_free(body);
-	if (rc) {
-		struct kvp_fail f = {503, "other", "out of memory"};
-		kvp_http_buf_free(&b);
-		kvp_reply_error(r, &f, NULL);
+	if (kvp_headers_whole(r, kind, body)) {
+		kvp_http_buf_free(body);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 		return;
 	}
-	cfg.request = &b;
+	cfg.request = body;
 	kvp_leg_start(&r->decode, &r->w->pool, &cfg, r->usage ? &usage_ops : &plain_ops, r);
 }
 
@@ -161,9 +172,8 @@ static void pass_start(struct kvp_req *r)
 								 : KVP_LENGTH_NONE;
 	kvp_engine_cfg(r->w, KVP_ENGINE_LOCAL, NULL, &cfg);
 	if (kvp_headers_request(r, KVP_LEG_PASS, length, &b)) {
-		struct kvp_fail f = {503, "other", "out of memory"};
 		kvp_http_buf_free(&b);
-		kvp_reply_error(r, &f, NULL);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 		return;
 	}
 	cfg.request = &b;

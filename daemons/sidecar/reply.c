@@ -12,13 +12,8 @@ const char *const kvp_result_text[KVP_RESULT_CNT] = {
 };
 const char *const kvp_path_text[KVP_PATH_CNT] = {"chat_completions", "completions", "responses", "other"};
 
-static enum kvp_result result_of(const char *code)
-{
-	for (unsigned i = 0; i < KVP_RESULT_CNT; i++)
-		if (strcmp(kvp_result_text[i], code) == 0)
-			return (enum kvp_result)i;
-	return KVP_RESULT_OTHER;
-}
+const struct kvp_fail kvp_fail_resources = {503, KVP_RESULT_NO_RESOURCES, "out of memory or descriptors"},
+		      kvp_fail_held = {503, KVP_RESULT_NO_ROOM, "too many bytes are held for requests"};
 
 static const char *reason(int status)
 {
@@ -38,35 +33,30 @@ static const char *reason(int status)
 	return "Status";
 }
 
-static int put_text(struct kvp_http_buf *b, const char *t)
-{
-	return kvp_http_buf_put(b, t, strlen(t));
-}
-
 /* The whole head. length: KVP_LENGTH_NONE without a content-length. */
 static int head_build(struct kvp_req *r, struct kvp_http_buf *b, const char *status, uint64_t status_len,
 	const char *fields, uint64_t fields_len, uint64_t length)
 {
 	struct kvp_conn *c = r->conn;
 	char line[64];
-	if (c->w->draining)
+	if (c->w->draining || !kvp_conn_expects(c))
 		c->keep = 0;
 	/* An answer before the end of the upload ends the connection. */
 	int closes = !c->keep || c->state == KVP_CONN_BODY || r->framing == KVP_REPLY_CLOSE;
-	int rc = c->prefix_out ? KVP_OK : put_text(b, "HTTP/1.1 ");
+	int rc = c->prefix_out ? KVP_OK : kvp_http_buf_text(b, "HTTP/1.1 ");
 	c->prefix_out = 0;
 	rc = rc ? rc : kvp_http_buf_put(b, status, status_len);
-	rc = rc ? rc : put_text(b, "\r\n");
+	rc = rc ? rc : kvp_http_buf_text(b, "\r\n");
 	rc = rc ? rc : kvp_http_buf_put(b, fields, fields_len);
 	if (r->framing == KVP_REPLY_CHUNKED) {
-		rc = rc ? rc : put_text(b, "transfer-encoding: chunked\r\n");
+		rc = rc ? rc : kvp_http_buf_text(b, "transfer-encoding: chunked\r\n");
 	} else if (length != KVP_LENGTH_NONE) {
 		snprintf(line, sizeof(line), "content-length: %llu\r\n", (unsigned long long)length);
-		rc = rc ? rc : put_text(b, line);
+		rc = rc ? rc : kvp_http_buf_text(b, line);
 	}
 	if (closes)
-		rc = rc ? rc : put_text(b, "connection: close\r\n");
-	return rc ? rc : put_text(b, "\r\n");
+		rc = rc ? rc : kvp_http_buf_text(b, "connection: close\r\n");
+	return rc ? rc : kvp_http_buf_text(b, "\r\n");
 }
 
 static void put_or_fail(struct kvp_conn *c, struct kvp_http_buf *b, int rc)
@@ -82,10 +72,20 @@ static void put_or_fail(struct kvp_conn *c, struct kvp_http_buf *b, int rc)
 
 int kvp_reply_keep_head(struct kvp_kept_head *k, const struct kvp_http_head *h)
 {
-	/* The engine's status line behind "HTTP/1.x ": the parser let no control bytes through. */
-	k->status_len = h->line_len > 9 ? h->line_len - 9 : 0;
+	/* The number as it was read, then the engine's reason: the parser let no control bytes through. */
+	const char *p = h->raw.p + 8, *end = h->raw.p + h->line_len;
+	char number[8];
+	while (p < end && *p == ' ')
+		p++;
+	while (p < end && *p >= '0' && *p <= '9')
+		p++;
+	while (p < end && *p == ' ')
+		p++;
+	snprintf(number, sizeof(number), "%u ", (unsigned)h->status % 1000);
 	k->status = h->status;
-	int rc = kvp_http_buf_put(&k->text, h->raw.p + 9, k->status_len);
+	int rc = kvp_http_buf_text(&k->text, number);
+	rc = rc ? rc : kvp_http_buf_put(&k->text, p, (uint64_t)(end - p));
+	k->status_len = k->text.len;
 	return rc ? rc : kvp_headers_answer(h, &k->text);
 }
 
@@ -179,7 +179,7 @@ void kvp_reply_whole(struct kvp_req *r, int status, const char *content_type, co
 		kvp_http_buf_put(&f, line, (uint64_t)n);
 	}
 	if (status == 405)
-		put_text(&f, r->path == KVP_PATH_OTHER ? "allow: GET, HEAD\r\n" : "allow: POST\r\n");
+		kvp_http_buf_text(&f, r->path == KVP_PATH_OTHER ? "allow: GET, HEAD\r\n" : "allow: POST\r\n");
 	reply_own(r, status, &f, body, len, status == 200 ? KVP_RESULT_OK : KVP_RESULT_OTHER);
 	kvp_http_buf_free(&f);
 }
@@ -191,8 +191,8 @@ static void warn(struct kvp_req *r, const struct kvp_fail *f)
 {
 	uint64_t left_out = 0;
 	if (kvp_log_limit_pass(&r->w->warned, kvp_loop_now_ns(r->w->loop), WARN_NS, &left_out))
-		KVP_LOG_W("sidecar.request", "status=%d code=%s suppressed=%llu", f->status, f->code,
-			(unsigned long long)left_out);
+		KVP_LOG_W("sidecar.request", "status=%d code=%s suppressed=%llu", f->status,
+			kvp_result_text[f->result], (unsigned long long)left_out);
 }
 
 /* vLLM's shape, which the other profile speaks: the kind of the error is its status. */
@@ -214,7 +214,7 @@ static int error_body(const struct kvp_req *r, const struct kvp_fail *f, char *b
 			f->message, llmd_type(f->status), f->status);
 	return snprintf(body, cap,
 		"{\"error\":{\"message\":\"%s\",\"type\":\"server_error\",\"param\":null,\"code\":\"%s\"}}",
-		f->message, f->code);
+		f->message, kvp_result_text[f->result]);
 }
 
 void kvp_reply_error(struct kvp_req *r, const struct kvp_fail *f, const char *retry_after)
@@ -223,12 +223,12 @@ void kvp_reply_error(struct kvp_req *r, const struct kvp_fail *f, const char *re
 	struct kvp_http_buf fields = {0};
 	char body[512], line[192];
 	int n = error_body(r, f, body, sizeof(body));
-	put_text(&fields, "content-type: application/json\r\n");
+	kvp_http_buf_text(&fields, "content-type: application/json\r\n");
 	if (retry_after) {
 		snprintf(line, sizeof(line), "retry-after: %s\r\n", retry_after);
-		put_text(&fields, line);
+		kvp_http_buf_text(&fields, line);
 	}
-	reply_own(r, f->status, &fields, body, (uint64_t)n, result_of(f->code));
+	reply_own(r, f->status, &fields, body, (uint64_t)n, f->result);
 	kvp_http_buf_free(&fields);
 }
 
@@ -236,7 +236,7 @@ void kvp_reply_error_text(struct kvp_req *r, const struct kvp_fail *f)
 {
 	warn(r, f);
 	struct kvp_http_buf fields = {0};
-	put_text(&fields, "content-type: text/plain; charset=utf-8\r\n");
-	reply_own(r, f->status, &fields, f->message, strlen(f->message), result_of(f->code));
+	kvp_http_buf_text(&fields, "content-type: text/plain; charset=utf-8\r\n");
+	reply_own(r, f->status, &fields, f->message, strlen(f->message), f->result);
 	kvp_http_buf_free(&fields);
 }

@@ -14,37 +14,62 @@ static int path_is(const struct kvp_http_req *q, const char *path)
 	return q->path_len == len && memcmp(q->path, path, len) == 0;
 }
 
-/* A path that could climb out of /v1/ at the engine is none below it. */
+/* The next byte of a path as an engine reads it: escapes are undone, once. */
+static char next_byte(const char **p, const char *end)
+{
+	static const char digits[] = "0123456789abcdef";
+	const char *at = *p, *high, *low;
+	*p += 1;
+	if (*at != '%' || end - at < 3)
+		return *at;
+	high = memchr(digits, at[1] | 32, 16);
+	low = memchr(digits, at[2] | 32, 16);
+	if (!high || !low)
+		return *at;
+	*p += 2;
+	return (char)((high - digits) << 4 | (low - digits));
+}
+
+/* Whether an engine takes it for that path. */
+static int path_means(const struct kvp_http_req *q, const char *path)
+{
+	const char *p = q->path, *end = p + q->path_len;
+	while (p < end && *path)
+		if (next_byte(&p, end) != *path++)
+			return 0;
+	return p == end && !*path;
+}
+
+/* A path that could climb out of /v1/ at the engine is none below it: a segment of one or two dots. */
 static int climbs(const struct kvp_http_req *q)
 {
 	const char *p = q->path, *end = p + q->path_len;
+	unsigned dots = 0, other = 0;
 	while (p < end) {
-		const char *slash = memchr(p, '/', (size_t)(end - p)), *to = slash ? slash : end;
-		unsigned dots = 0, other = 0;
-		for (const char *c = p; c < to; c++) {
-			if (*c == '.')
-				dots++;
-			else if (to - c >= 3 && c[0] == '%' && c[1] == '2' && (c[2] == 'e' || c[2] == 'E')) {
-				dots++;
-				c += 2;
-			} else {
-				other = 1;
-			}
-		}
+		char c = next_byte(&p, end);
+		int ends = c == '/' || c == '\\';
+		if (c == '.')
+			dots++;
+		else if (!ends)
+			other = 1;
+		if (!ends && p < end)
+			continue;
 		if (dots && dots <= 2 && !other)
 			return 1;
-		p = to + 1;
+		dots = other = 0;
 	}
 	return 0;
 }
 
 static enum kvp_req_path path_of(const struct kvp_worker *w, const struct kvp_http_req *q)
 {
-	if (path_is(q, "/v1/chat/completions"))
+	if (path_means(q, "/v1/chat/completions"))
 		return KVP_PATH_CHAT;
-	if (path_is(q, "/v1/completions"))
+	if (path_means(q, "/v1/completions"))
 		return KVP_PATH_COMPLETIONS;
-	return w->cfg->sidecar_profile && path_is(q, "/v1/responses") ? KVP_PATH_RESPONSES : KVP_PATH_OTHER;
+	if (w->cfg->sidecar_profile && path_means(q, "/v1/responses"))
+		return KVP_PATH_RESPONSES;
+	return KVP_PATH_OTHER;
 }
 
 static int is_proxied(const struct kvp_worker *w, const struct kvp_http_req *q)
@@ -61,8 +86,8 @@ static void mint_request_id(struct kvp_req *r)
 	uint8_t b[16];
 	/* The other profile gives both legs one of its own, behind the client's. */
 	int is_own = r->w->cfg->sidecar_profile && r->adapter;
-	if ((!is_own && kvp_headers_count(kvp_req_head(r), "x-request-id")) ||
-		getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
+	uint32_t len;
+	if ((!is_own && kvp_headers_id(r, &len)) || getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
 		return;
 	b[6] = (uint8_t)((b[6] & 15) | 0x40);
 	b[8] = (uint8_t)((b[8] & 63) | 0x80);
@@ -105,9 +130,9 @@ static int target_lenient(struct kvp_req *r)
 	return kvp_target_parse(one->ptr, one->len, &r->target) ? KVP_ERR_INVAL : 1;
 }
 
-static void refuse(struct kvp_req *r, int status, const char *code, const char *message)
+static void refuse(struct kvp_req *r, int status, enum kvp_result result, const char *message)
 {
-	struct kvp_fail f = {status, code, message};
+	struct kvp_fail f = {status, result, message};
 	kvp_reply_error(r, &f, NULL);
 }
 
@@ -115,11 +140,11 @@ static void refuse(struct kvp_req *r, int status, const char *code, const char *
 static void deny(struct kvp_req *r)
 {
 	static const struct kvp_fail f = {
-		403, "prefill_target_forbidden", "Forbidden: prefill target not allowed by SSRF protection"};
+		403, KVP_RESULT_FORBIDDEN, "Forbidden: prefill target not allowed by SSRF protection"};
 	if (r->w->cfg->sidecar_profile)
 		kvp_reply_error_text(r, &f);
 	else
-		refuse(r, 502, "invalid_epp_metadata", "the prefill endpoint of the request is not allowed");
+		refuse(r, 502, KVP_RESULT_METADATA, "the prefill endpoint of the request is not allowed");
 }
 
 /* The flow of a request that goes to an engine; 0 = answered. */
@@ -135,7 +160,7 @@ static int choose(struct kvp_req *r)
 		found = cfg->sidecar_profile ? target_lenient(r) : target_strict(r);
 	if (found < 0) {
 		r->flow = NULL;
-		refuse(r, 502, "invalid_epp_metadata", "the prefill endpoint of the request is not valid");
+		refuse(r, 502, KVP_RESULT_METADATA, "the prefill endpoint of the request is not valid");
 		return 0;
 	}
 	if (!found)
@@ -150,7 +175,7 @@ static int choose(struct kvp_req *r)
 	if (cfg->sidecar_profile && (!a || a == &kvp_adapter_vllm))
 		a = &kvp_adapter_llmd;
 	if (!a) {
-		refuse(r, 501, "pd_adapter_unavailable", "no prefill/decode protocol is configured here");
+		refuse(r, 501, KVP_RESULT_NO_ADAPTER, "no prefill/decode protocol is configured here");
 		return 0;
 	}
 	r->adapter = a;
@@ -166,7 +191,7 @@ static void begin(struct kvp_req *r)
 	if (kvp_faa_rlx_u64(&w->sidecar->stream_cnt, 1) >= max && max) {
 		kvp_faa_rlx_u64(&w->sidecar->stream_cnt, (uint64_t)-1);
 		r->flow = NULL;
-		refuse(r, 503, "too_many_streams", "too many requests run");
+		refuse(r, 503, KVP_RESULT_TOO_MANY, "too many requests run");
 		return;
 	}
 	kvp_count_add(&w->count.streams, 1);

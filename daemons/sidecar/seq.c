@@ -8,15 +8,17 @@
 
 struct seq {
 	struct kvp_http_buf answer; /* of the prefill leg */
+	uint64_t body_bytes;	    /* what is held for the body */
 	uint8_t relays;		    /* it is the client's */
 };
-
-static const struct kvp_fail no_memory = {503, "other", "out of memory"};
 
 /* The decode engine gets the client's body and all of the work. */
 static void fall_back(struct kvp_req *r)
 {
+	struct seq *s = r->flow_state;
 	kvp_leg_close(&r->prefill);
+	kvp_http_buf_free(&s->answer);
+	kvp_req_hold(r, s->body_bytes); /* less than before */
 	kvp_count_add(&r->w->count.fallbacks, 1);
 	kvp_relay_start(r, KVP_LEG_DECODE, &r->body);
 }
@@ -33,9 +35,9 @@ static void on_head(void *ctx, struct kvp_leg *leg)
 {
 	struct kvp_req *r = ctx;
 	struct seq *s = r->flow_state;
-	/* A status that forbids a body cannot carry the reason. */
-	struct kvp_fail f = {leg->status == 304 ? 502 : leg->status, "prefill_upstream_error",
-		"the prefill engine refused the request"};
+	/* 304 forbids a body, which carries the reason; over 599 HTTP has no class. */
+	struct kvp_fail f = {leg->status == 304 || leg->status > 599 ? 502 : leg->status,
+		KVP_RESULT_PREFILL_ERROR, "the prefill engine refused the request"};
 	if (leg->status >= 200 && leg->status < 300)
 		return;
 	if (r->adapter->prefill_failure == KVP_FAILURE_FALLS_BACK && leg->status >= 400 &&
@@ -52,10 +54,11 @@ static void on_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t l
 	struct kvp_req *r = ctx;
 	struct seq *s = r->flow_state;
 	if (s->relays) {
-		if (kvp_reply_body(r, data, len) >= KVP_OUT_HIGH_BYTES)
-			kvp_leg_pause(leg);
+		kvp_relay_put(r, leg, data, len);
+	} else if (kvp_req_hold(r, s->body_bytes + KVP_HELD_COPIES * (s->answer.len + len))) {
+		failed(r, &kvp_fail_held);
 	} else if (kvp_http_buf_put(&s->answer, data, len)) {
-		kvp_reply_error(r, &no_memory, NULL);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 	}
 }
 
@@ -63,14 +66,13 @@ static void answered(struct kvp_req *r)
 {
 	struct seq *s = r->flow_state;
 	struct kvp_http_buf body = {0};
-	struct kvp_fail f = {
-		502, "invalid_prefill_handoff", "the answer of the prefill engine is not usable"};
+	struct kvp_fail f = {502, KVP_RESULT_HANDOFF, "the answer of the prefill engine is not usable"};
 	enum kvp_answer what =
 		r->adapter->prefill_answer(r, s->answer.p ? s->answer.p : "", s->answer.len, &body, &f);
-	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
 	kvp_http_buf_free(&s->answer);
 	kvp_http_buf_free(&r->body);
 	if (what == KVP_ANSWER_DECODE) {
+		kvp_req_hold(r, body.len); /* less than before */
 		kvp_relay_start(r, KVP_LEG_DECODE, &body);
 		return;
 	}
@@ -84,21 +86,19 @@ static void answered(struct kvp_req *r)
 
 static void on_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 {
-	static const struct kvp_fail fail[] = {[KVP_LEG_REFUSED] = {502, "prefill_upstream_unavailable",
+	static const struct kvp_fail fail[] = {[KVP_LEG_REFUSED] = {502, KVP_RESULT_PREFILL_UNAVAILABLE,
 						       "the prefill engine could not be reached"},
-		[KVP_LEG_CONNECT_TIMEOUT] = {504, "prefill_upstream_timeout",
+		[KVP_LEG_CONNECT_TIMEOUT] = {504, KVP_RESULT_PREFILL_TIMEOUT,
 			"the prefill engine could not be reached in time"},
-		[KVP_LEG_READ_TIMEOUT] = {504, "prefill_upstream_timeout",
+		[KVP_LEG_READ_TIMEOUT] = {504, KVP_RESULT_PREFILL_TIMEOUT,
 			"the prefill engine did not answer in time"},
-		[KVP_LEG_DEADLINE] = {504, "prefill_deadline_exceeded", "prefill took too long"},
-		[KVP_LEG_BROKEN] = {502, "prefill_upstream_unavailable",
+		[KVP_LEG_DEADLINE] = {504, KVP_RESULT_PREFILL_DEADLINE, "prefill took too long"},
+		[KVP_LEG_BROKEN] = {502, KVP_RESULT_PREFILL_UNAVAILABLE,
 			"the prefill engine broke off the connection"},
-		[KVP_LEG_CUT] = {502, "invalid_prefill_handoff",
-			"the answer of the prefill engine is incomplete"},
-		[KVP_LEG_TOO_LARGE] = {502, "prefill_response_too_large",
+		[KVP_LEG_CUT] = {502, KVP_RESULT_HANDOFF, "the answer of the prefill engine is incomplete"},
+		[KVP_LEG_TOO_LARGE] = {502, KVP_RESULT_PREFILL_TOO_LARGE,
 			"the answer of the prefill engine is too large"},
-		[KVP_LEG_FAILED] = {
-			502, "prefill_upstream_unavailable", "the prefill engine could not be reached"}};
+		[KVP_LEG_FAILED] = {503, KVP_RESULT_NO_RESOURCES, "out of memory or descriptors"}};
 	struct kvp_req *r = ctx;
 	struct seq *s = r->flow_state;
 	kvp_count_leg(&r->w->count, KVP_COUNT_PREFILL, kvp_loop_now_ns(r->w->loop) - leg->start_ns);
@@ -117,35 +117,29 @@ static const struct kvp_leg_ops prefill_ops = {.on_head = on_head, .on_body = on
 static void start_prefill(struct kvp_req *r)
 {
 	struct kvp_worker *w = r->w;
-	struct kvp_http_buf body = {0}, b = {0};
+	struct kvp_http_buf body = {0};
 	struct kvp_leg_cfg cfg;
-	r->flow_state = calloc(1, sizeof(struct seq));
-	int rc = r->flow_state ? r->adapter->prefill_body(r, &body) : KVP_ERR_SYS;
-	rc = rc ? rc : kvp_headers_request(r, KVP_LEG_PREFILL, body.len, &b);
-	rc = rc ? rc : kvp_http_buf_put(&b, body.p, body.len);
-	kvp_http_buf_free(&body);
+	struct seq *s = calloc(1, sizeof(*s));
+	r->flow_state = s;
+	int rc = s ? r->adapter->prefill_body(r, &body) : KVP_ERR_SYS;
+	rc = rc ? rc : kvp_headers_whole(r, KVP_LEG_PREFILL, &body);
 	if (rc) {
-		kvp_http_buf_free(&b);
-		kvp_reply_error(r, &no_memory, NULL);
+		kvp_http_buf_free(&body);
+		kvp_reply_error(r, &kvp_fail_resources, NULL);
 		return;
 	}
+	s->body_bytes = KVP_HELD_COPIES * r->body.len;
 	kvp_engine_cfg(w, KVP_ENGINE_PREFILL, &r->target, &cfg);
 	cfg.deadline_ns = kvp_loop_now_ns(w->loop) + w->cfg->sidecar_prefill_deadline_ms * UINT64_C(1000000);
 	cfg.body_max_bytes = w->cfg->eff.sidecar_max_prefill_response_bytes;
-	cfg.request = &b;
+	cfg.request = &body;
 	kvp_leg_start(&r->prefill, &w->pool, &cfg, &prefill_ops, r);
 }
 
 static void start(struct kvp_req *r)
 {
-	struct kvp_fail f = {400, "invalid_pd_request", "the request body is not a JSON object"};
-	struct kvp_json_val root;
-	const char *text = r->body.p ? r->body.p : "";
-	int rc = kvp_pd_root(r->w->json, text, r->body.len, &root);
-	if (!rc)
-		rc = r->adapter->check(r, root, &f);
-	kvp_json_trim(r->w->json, KVP_JSON_KEPT_BYTES);
-	if (rc)
+	struct kvp_fail f = {400, KVP_RESULT_INVALID, "the request body is not a JSON object"};
+	if (!kvp_req_is_object(r) || r->adapter->check(r, &f))
 		kvp_reply_error(r, &f, NULL);
 	else
 		start_prefill(r);

@@ -4,7 +4,9 @@
  * Shape      one worker a thread: a loop, a listener, client connections (one request at a time each), a pool
  *            of connections to engines. The process shares nothing with a region.
  * Flow       conn.c reads a request and chooses its flow; a flow runs the legs and answers through reply.c.
- *            flow.h: pass (one leg, streamed both ways), seq (prefill, then decode), sgl (both at once).
+ *            Flows: pass (relay.c: one leg, streamed both ways), seq (seq.c: prefill, then decode), sgl
+ *            (adapter_sglang.c: both at once).
+ * Bounds     what is kept for requests is counted against a budget, see held.h and kvp_req_hold.
  * Truth      each worker's thread; counters are read by the thread that serves metrics.
  * End        a request ends exactly once, by kvp_req_end; its flow's finish closes the legs that still run.
  * Crash      SIGKILL: the kernel closes all connections, which is what cancels the engines' work; nothing
@@ -15,15 +17,16 @@
 #define KVP_SIDECAR_H
 
 #include "daemons/common/config.h"
-#include "daemons/sidecar/count.h"
 #include "daemons/common/log.h"
+#include "daemons/sidecar/count.h"
 #include "daemons/sidecar/handoff.h"
+#include "daemons/sidecar/held.h"
 #include "daemons/sidecar/target.h"
-#include "ipc/leg.h"
 #include "daemons/sidecar/usage.h"
+#include "ipc/json_check.h"
+#include "ipc/leg.h"
 
 #define KVP_BASE_MAX 1024
-#define KVP_JSON_KEPT_BYTES ((size_t)1 << 20) /* a parser that has grown beyond that is cut back */
 
 struct kvp_req;
 struct kvp_sidecar;
@@ -32,7 +35,6 @@ struct kvp_worker {
 	struct kvp_sidecar *sidecar;
 	const struct kvp_config *cfg;
 	struct kvp_loop *loop;
-	struct kvp_json *json;
 	struct kvp_leg_pool pool;
 	struct kvp_tls_client *tls; /* NULL: all engines in plain text */
 	struct kvp_listener listener;
@@ -56,6 +58,7 @@ struct kvp_sidecar {
 	struct kvp_worker *worker;
 	unsigned worker_cnt;
 	uint64_t stream_cnt; /* requests that run, all workers */
+	struct kvp_held held;
 };
 
 /* How a request runs. stream_body: NULL: the body is collected first, under max and time-out, then start is
@@ -73,10 +76,10 @@ enum kvp_answer { KVP_ANSWER_DECODE, KVP_ANSWER_DIRECT, KVP_ANSWER_ERROR };
 struct kvp_adapter {
 	const char *name;
 	const struct kvp_flow *flow;
-	const char *too_large; /* code of the 413 */
+	enum kvp_result too_large; /* code of the 413 */
 	uint64_t (*body_max)(const struct kvp_config *cfg);
-	/* Judges the client's object. KVP_OK or *f. */
-	int (*check)(struct kvp_req *r, struct kvp_json_val root, struct kvp_fail *f);
+	/* Judges the client's object, r->body. KVP_OK or *f. */
+	int (*check)(struct kvp_req *r, struct kvp_fail *f);
 	/* seq: body of the prefill leg; what to do with its answer: *body is the decode leg's, or the answer
 	 * to the client, or *f. */
 	int (*prefill_body)(struct kvp_req *r, struct kvp_http_buf *body);
@@ -97,6 +100,7 @@ struct kvp_req {
 	void *flow_state; /* the flow's own */
 	struct kvp_target target;
 	struct kvp_http_buf body;
+	struct kvp_json_check check; /* of body, as it comes */
 	struct kvp_leg prefill, decode;
 	struct kvp_usage *usage; /* of the decode answer, to be set; NULL: it stays as it is */
 	uint64_t start_ns, trt_id;
@@ -132,6 +136,8 @@ void kvp_reply_cut(struct kvp_req *r, enum kvp_result result);
 /* An answer of our own, in the shape of the profile. retry_after: value of that field, or NULL. Before the
  * head of an answer only. kvp_reply_error_text: the message as plain text. */
 void kvp_reply_error(struct kvp_req *r, const struct kvp_fail *f, const char *retry_after);
+extern const struct kvp_fail kvp_fail_resources,
+	kvp_fail_held; /* no memory or descriptors; over the budget */
 void kvp_reply_error_text(struct kvp_req *r, const struct kvp_fail *f);
 void kvp_reply_whole(struct kvp_req *r, int status, const char *content_type, const char *body, uint64_t len);
 
@@ -143,6 +149,12 @@ enum kvp_leg_kind { KVP_LEG_PASS, KVP_LEG_PREFILL, KVP_LEG_DECODE };
 #define KVP_LENGTH_CHUNKED UINT64_MAX
 #define KVP_LENGTH_NONE (UINT64_MAX - 1)
 int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, uint64_t length, struct kvp_http_buf *out);
+/* kvp_headers_whole puts such a head before the bytes in body, in place: then it is the whole request. After
+ * a failure body is as it was. */
+int kvp_headers_whole(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_buf *body);
+/* kvp_headers_rank: the prefill engine's rank, decimal without leading zeros, or NULL: anything else is
+ * none. */
+const char *kvp_headers_rank(const struct kvp_req *r, uint32_t *len);
 /* kvp_headers_side: a call of our own to an engine, with the client's authorization and no other field of
  * it. body NULL: GET. */
 enum kvp_req_engine_kind { KVP_ENGINE_LOCAL, KVP_ENGINE_PREFILL };
@@ -150,8 +162,8 @@ int kvp_headers_side(struct kvp_req *r, enum kvp_req_engine_kind kind, const cha
 	struct kvp_http_buf *out);
 /* kvp_headers_answer appends the fields of an engine's answer that a client may see. */
 int kvp_headers_answer(const struct kvp_http_head *h, struct kvp_http_buf *out);
-/* kvp_headers_count: lines called name (lower case). */
-uint32_t kvp_headers_count(const struct kvp_http_head *h, const char *name);
+/* kvp_headers_id: the client's x-request-id, or NULL: absent, empty, or of the connection only. */
+const char *kvp_headers_id(const struct kvp_req *r, uint32_t *len);
 const struct kvp_http_head *kvp_req_head(const struct kvp_req *r);
 
 /* kvp_engine_cfg fills in where the engine beside us or the prefill engine is, and the settings'
@@ -162,14 +174,28 @@ void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, c
 /* kvp_req_end closes a request's books; used by reply.c and conn.c. */
 void kvp_req_end(struct kvp_req *r, enum kvp_result result);
 
+/* kvp_req_hold: a request keeps so many bytes now, all its buffers together. KVP_ERR_FULL: more than before
+ * is over the budget, it was counted, and kvp_fail_held is the answer. A body that is collected counts
+ * KVP_HELD_COPIES times: an engine's copy is made of it. */
+#define KVP_HELD_COPIES 2
+int kvp_req_hold(struct kvp_req *r, uint64_t bytes);
+
 /* relay.c: the decode leg as the client's answer, the same in every flow. */
 void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_buf *body);
 void kvp_relay_drained(struct kvp_req *r);
+/* kvp_relay_put: bytes of a leg's answer to the client; the leg pauses when they wait. */
+void kvp_relay_put(struct kvp_req *r, struct kvp_leg *leg, const char *data, uint64_t len);
 
 /* kvp_req_dropped: name of the member whose copies must not reach an engine; of none that JSON can have. */
 static inline const char *kvp_req_dropped(const struct kvp_req *r)
 {
 	return r->drops_n ? "n" : "\xff";
+}
+
+/* kvp_req_is_object: the body, which is here, is JSON and an object. */
+static inline int kvp_req_is_object(const struct kvp_req *r)
+{
+	return r->check.first == '{' && kvp_json_check_end(&r->check) == KVP_OK;
 }
 
 /* Flows and adapters. */

@@ -31,12 +31,13 @@ enum kvp_usage_form kvp_usage_form(const struct kvp_http_head *h)
 	return is_type(v, len, "application/json") ? KVP_USAGE_JSON : KVP_USAGE_RAW;
 }
 
-uint64_t kvp_usage_cached(struct kvp_json_val root)
+uint64_t kvp_usage_cached(const char *text, uint64_t len)
 {
-	struct kvp_json_val usage, details, cached;
+	struct kvp_span usage, details, cached;
 	uint64_t n = 0;
-	if (kvp_json_get(root, "usage", &usage) || kvp_json_get(usage, DETAILS, &details) ||
-		kvp_json_get(details, CACHED, &cached) || kvp_json_u64(cached, &n))
+	if (kvp_span_member(text, kvp_span_all(len), "usage", &usage) ||
+		kvp_span_member(text, usage, DETAILS, &details) ||
+		kvp_span_member(text, details, CACHED, &cached) || kvp_span_u64(text, cached, &n))
 		return 0;
 	return n;
 }
@@ -48,13 +49,12 @@ static int may_have_usage(const char *text, uint64_t len)
 	return memmem(text, len, "\"usage\"", 7) || memmem(text, len, "\\u00", 4);
 }
 
-static int has_usage(struct kvp_json *j, const char *text, uint64_t len)
+static int has_usage(const char *text, uint64_t len)
 {
-	struct kvp_json_val root, usage;
-	int has = kvp_pd_root(j, text, len, &root) == KVP_OK &&
-		  kvp_json_get(root, "usage", &usage) == KVP_OK && kvp_json_type(usage) == KVP_JSON_OBJ;
-	kvp_json_trim(j, KVP_JSON_KEPT_BYTES);
-	return has;
+	struct kvp_span usage;
+	return kvp_pd_valid(text, len) == KVP_OK &&
+	       kvp_span_member(text, kvp_span_all(len), "usage", &usage) == KVP_OK &&
+	       kvp_span_is_object(text, usage);
 }
 
 /* Appends text with one more member, written with a comma before it, at the end of the object at obj. */
@@ -99,8 +99,7 @@ static int put_set(
 }
 
 /* A complete piece. */
-static int put_piece(const struct kvp_usage *u, struct kvp_json *j, const char *text, uint64_t len,
-	struct kvp_http_buf *out)
+static int put_piece(const struct kvp_usage *u, const char *text, uint64_t len, struct kvp_http_buf *out)
 {
 	uint64_t at = 0;
 	if (u->form == KVP_USAGE_EVENTS) {
@@ -108,7 +107,7 @@ static int put_piece(const struct kvp_usage *u, struct kvp_json *j, const char *
 			return kvp_http_buf_put(out, text, len);
 		at = 5;
 	}
-	if (!may_have_usage(text + at, len - at) || !has_usage(j, text + at, len - at))
+	if (!may_have_usage(text + at, len - at) || !has_usage(text + at, len - at))
 		return kvp_http_buf_put(out, text, len);
 	return put_set(text, len, (struct kvp_span){at, len - at}, u->cached_tok, out);
 }
@@ -116,22 +115,23 @@ static int put_piece(const struct kvp_usage *u, struct kvp_json *j, const char *
 enum part { PART_MORE, PART_LAST };
 
 /* One piece, or the part of it that is here. */
-static int feed_piece(struct kvp_usage *u, struct kvp_json *j, const char *data, uint64_t len, enum part part,
-	struct kvp_http_buf *out)
+static int feed_piece(
+	struct kvp_usage *u, const char *data, uint64_t len, enum part part, struct kvp_http_buf *out)
 {
 	int rc = KVP_OK, ends = part == PART_LAST;
-	if (u->skips || len > KVP_USAGE_HELD_MAX - u->held.len) {
+	uint64_t most = u->is_tight && (!ends || u->held.len) ? 0 : KVP_USAGE_HELD_MAX;
+	if (u->skips || u->held.len + len > most) {
 		rc = kvp_http_buf_put(out, u->held.p, u->held.len);
 		rc = rc ? rc : kvp_http_buf_put(out, data, len);
 		kvp_http_buf_free(&u->held);
 		u->long_cnt += !u->skips;
 		u->skips = !ends;
 	} else if (ends && !u->held.len) {
-		rc = put_piece(u, j, data, len, out);
+		rc = put_piece(u, data, len, out);
 	} else {
 		rc = kvp_http_buf_put(&u->held, data, len);
 		if (ends && !rc) {
-			rc = put_piece(u, j, u->held.p, u->held.len, out);
+			rc = put_piece(u, u->held.p, u->held.len, out);
 			kvp_http_buf_trim(&u->held);
 		}
 	}
@@ -152,28 +152,27 @@ static const char *line_end(const char *p, const char *end, const char **lf)
 	return *lf < end ? *lf + 1 : NULL;
 }
 
-int kvp_usage_feed(
-	struct kvp_usage *u, struct kvp_json *j, const char *data, uint64_t len, struct kvp_http_buf *out)
+int kvp_usage_feed(struct kvp_usage *u, const char *data, uint64_t len, struct kvp_http_buf *out)
 {
 	const char *p = data, *end = data + len, *lf = NULL;
 	int rc = KVP_OK;
 	if (u->form == KVP_USAGE_RAW)
 		return kvp_http_buf_put(out, data, len);
 	if (u->form == KVP_USAGE_JSON)
-		return feed_piece(u, j, data, len, PART_MORE, out);
+		return feed_piece(u, data, len, PART_MORE, out);
 	while (p < end && !rc) {
 		const char *line = p;
 		p = line_end(line, end, &lf);
 		enum part part = p ? PART_LAST : PART_MORE;
 		p = p ? p : end;
-		rc = feed_piece(u, j, line, (uint64_t)(p - line), part, out);
+		rc = feed_piece(u, line, (uint64_t)(p - line), part, out);
 	}
 	return rc;
 }
 
-int kvp_usage_end(struct kvp_usage *u, struct kvp_json *j, struct kvp_http_buf *out)
+int kvp_usage_end(struct kvp_usage *u, struct kvp_http_buf *out)
 {
-	return u->held.len ? feed_piece(u, j, "", 0, PART_LAST, out) : KVP_OK;
+	return u->held.len ? feed_piece(u, "", 0, PART_LAST, out) : KVP_OK;
 }
 
 void kvp_usage_free(struct kvp_usage *u)

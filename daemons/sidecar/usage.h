@@ -14,7 +14,6 @@
 #define KVP_SIDECAR_USAGE_H
 
 #include "ipc/http_parse.h"
-#include "ipc/json_in.h"
 
 #define KVP_USAGE_HELD_MAX (UINT64_C(4) << 20)
 
@@ -26,17 +25,17 @@ struct kvp_usage { /* zeroed, then form and cached_tok set */
 	uint64_t long_cnt;	  /* pieces over the bound */
 	struct kvp_http_buf held; /* private, as what follows */
 	uint8_t skips;		  /* the rest of the piece passes */
+	uint8_t is_tight;	  /* by the user, at any time: what is not here as a whole piece passes */
 };
 
 /* kvp_usage_form tells from the fields of an answer how it is cut; compressed ones are raw. */
 enum kvp_usage_form kvp_usage_form(const struct kvp_http_head *h);
-/* kvp_usage_cached: what an answer says in that place, 0 if it says no count. */
-uint64_t kvp_usage_cached(struct kvp_json_val root);
+/* kvp_usage_cached: what an answer, a valid object, says in that place; 0 if it says no count. */
+uint64_t kvp_usage_cached(const char *text, uint64_t len);
 
 /* kvp_usage_feed takes bytes of the answer and appends to out what may go; kvp_usage_end appends what is
- * left. j is used as a scratch. KVP_OK or KVP_ERR_SYS (memory). */
-int kvp_usage_feed(
-	struct kvp_usage *u, struct kvp_json *j, const char *data, uint64_t len, struct kvp_http_buf *out);
-int kvp_usage_end(struct kvp_usage *u, struct kvp_json *j, struct kvp_http_buf *out);
+ * left. KVP_OK or KVP_ERR_SYS (memory). */
+int kvp_usage_feed(struct kvp_usage *u, const char *data, uint64_t len, struct kvp_http_buf *out);
+int kvp_usage_end(struct kvp_usage *u, struct kvp_http_buf *out);
 void kvp_usage_free(struct kvp_usage *u); /* twice is fine */
 #endif

@@ -1,6 +1,6 @@
 /* f_json — any bytes as JSON: what parses is walked, written back, parsed again and written again: the two
- * texts must be the same, and everything must stay inside its limits. The judge that works piece by piece says the
- * same of the text, cut or not. */
+ * texts must be the same, and everything must stay inside its limits. The judge that works piece by piece
+ * says the same of the text, cut or not. */
 #define KVP_FUZZ_NAME "json"
 #include "tests/fuzz/replay.h"
 

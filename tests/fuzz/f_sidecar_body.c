@@ -14,6 +14,13 @@
 
 static struct kvp_json *json;
 
+/* Objects as the library reads them: an independent judge of what the spans say. */
+static int root_of(struct kvp_json *j, const char *text, uint64_t len, struct kvp_json_val *root)
+{
+	return kvp_json_parse(j, text, len, KVP_JSON_DEPTH_MAX, root, NULL) ||
+	       kvp_json_type(*root) != KVP_JSON_OBJ;
+}
+
 /* Members that are not edited, in order, are the same texts before and after. */
 static void check_rest(const char *a, uint64_t a_len, const char *b, uint64_t b_len)
 {
@@ -21,7 +28,7 @@ static void check_rest(const char *a, uint64_t a_len, const char *b, uint64_t b_
 		"stream_options", "min_tokens", "min_completion_tokens", "kv_transfer_params"};
 	struct kvp_json *other = kvp_json_new();
 	struct kvp_json_val x, y, v;
-	KVP_ASSERT(other && kvp_pd_root(json, a, a_len, &x) == 0 && kvp_pd_root(other, b, b_len, &y) == 0);
+	KVP_ASSERT(other && root_of(json, a, a_len, &x) == 0 && root_of(other, b, b_len, &y) == 0);
 	struct kvp_json_iter i = kvp_json_each(x), k = kvp_json_each(y);
 	while (kvp_json_next(&i)) {
 		int is_edited = 0;
@@ -33,22 +40,24 @@ static void check_rest(const char *a, uint64_t a_len, const char *b, uint64_t b_
 		KVP_ASSERT(kvp_json_type(k.val) == kvp_json_type(i.val));
 		KVP_ASSERT(kvp_json_len(k.val) == kvp_json_len(i.val));
 	}
+	struct kvp_member m[] = {{.key = "stream"}, {.key = "max_tokens"}};
+	KVP_ASSERT(kvp_span_members(b, kvp_span_all(b_len), m, 2) == 0 && m[0].cnt == 1 && m[1].cnt == 1);
 	KVP_ASSERT(
-		kvp_json_get(y, "stream", &v) == 0 && kvp_pd_stream(y) == 0 && kvp_pd_one(y, "max_tokens"));
+		kvp_json_get(y, "stream", &v) == 0 && kvp_pd_stream(b, &m[0]) == 0 && kvp_pd_one(b, &m[1]));
 	KVP_ASSERT(kvp_json_get(y, "min_tokens", &v) && kvp_json_get(y, "stream_options", &v));
 	kvp_json_free(other);
 }
 
 static void body(const char *text, uint64_t len)
 {
-	struct kvp_worker w = {.json = json};
-	struct kvp_req r = {.w = &w, .body = {.len = len}};
+	struct kvp_req r = {.body = {.len = len}};
 	struct kvp_http_buf out = {0};
 	struct kvp_json_val root;
 	r.body.p = malloc(len ? len : 1);
 	KVP_ASSERT(r.body.p);
 	memcpy(r.body.p, text, len);
-	int valid = kvp_pd_root(json, text, len, &root) == 0;
+	int valid = root_of(json, text, len, &root) == 0;
+	KVP_ASSERT(valid == (kvp_pd_valid(text, len) == 0));
 	int rc = kvp_adapter_vllm.prefill_body(&r, &out); /* also of a text that is no JSON: in bounds */
 	KVP_ASSERT(!valid || rc == 0);
 	if (valid)
@@ -63,26 +72,26 @@ static void handoff(const char *text, uint64_t len)
 	struct kvp_trt_context c;
 	struct kvp_json_val v;
 	uint16_t port = 0;
-	if (kvp_vllm_handoff(json, text, len, &p) == 0) {
+	if (kvp_vllm_handoff(text, len, &p) == 0) {
 		KVP_ASSERT(p.at + p.len <= len && p.len >= 2 && text[p.at] == '{');
-		KVP_ASSERT(kvp_pd_root(json, text + p.at, p.len, &v) == 0);
+		KVP_ASSERT(root_of(json, text + p.at, p.len, &v) == 0);
 	}
-	if (kvp_trt_context(json, text, len, &c) == 0) {
+	if (kvp_trt_context(text, len, &c) == 0) {
 		struct kvp_http_buf out = {0};
-		KVP_ASSERT(kvp_pd_root(json, text + c.params.at, c.params.len, &v) == 0);
+		KVP_ASSERT(root_of(json, text + c.params.at, c.params.len, &v) == 0);
 		KVP_ASSERT(kvp_trt_events(text, len, &c, 1, 1, &out) == 0);
 		char *end = memmem(out.p, out.len, "\n\n", 2);
-		KVP_ASSERT(end && kvp_pd_root(json, out.p + 6, (uint64_t)(end - out.p) - 6, &v) == 0);
+		KVP_ASSERT(end && root_of(json, out.p + 6, (uint64_t)(end - out.p) - 6, &v) == 0);
 		kvp_http_buf_free(&out);
 	}
-	if (kvp_sgl_info(json, text, len, "0.5.19", "prefill", &port) == 0)
+	if (kvp_sgl_info(text, len, "0.5.19", "prefill", &port) == 0)
 		KVP_ASSERT(port);
 }
 
 static int judged(enum kvp_sgl_form form, const char *text, uint64_t len, uint64_t cut)
 {
 	struct kvp_sgl_check c;
-	kvp_sgl_open(&c, form, json);
+	kvp_sgl_open(&c, form);
 	int rc = kvp_sgl_feed(&c, text, cut);
 	rc = rc ? rc : kvp_sgl_feed(&c, text + cut, len - cut);
 	rc = rc ? rc : kvp_sgl_end(&c);

@@ -18,9 +18,9 @@ static struct kvp_http_buf run(enum kvp_usage_form form, const char *text, uint6
 {
 	struct kvp_usage u = {.form = form, .cached_tok = 7};
 	struct kvp_http_buf out = {0};
-	KVP_ASSERT(kvp_usage_feed(&u, json, text, cut, &out) == 0);
-	KVP_ASSERT(kvp_usage_feed(&u, json, text + cut, len - cut, &out) == 0);
-	KVP_ASSERT(kvp_usage_end(&u, json, &out) == 0);
+	KVP_ASSERT(kvp_usage_feed(&u, text, cut, &out) == 0);
+	KVP_ASSERT(kvp_usage_feed(&u, text + cut, len - cut, &out) == 0);
+	KVP_ASSERT(kvp_usage_end(&u, &out) == 0);
 	kvp_usage_free(&u);
 	return out;
 }
@@ -33,18 +33,17 @@ static int same(const struct kvp_http_buf *a, const char *text, uint64_t len)
 static int has_usage(const char *text, uint64_t len)
 {
 	struct kvp_json_val root, usage;
-	return kvp_pd_root(json, text, len, &root) == 0 && kvp_json_get(root, "usage", &usage) == 0 &&
-	       kvp_json_type(usage) == KVP_JSON_OBJ;
+	return kvp_json_parse(json, text, len, KVP_JSON_DEPTH_MAX, &root, NULL) == 0 &&
+	       kvp_json_get(root, "usage", &usage) == 0 && kvp_json_type(usage) == KVP_JSON_OBJ;
 }
 
 static void check_json(const char *text, uint64_t len, const struct kvp_http_buf *out)
 {
-	struct kvp_json_val root;
 	if (!has_usage(text, len)) {
 		KVP_ASSERT(same(out, text, len));
 		return;
 	}
-	KVP_ASSERT(kvp_pd_root(json, out->p, out->len, &root) == 0 && kvp_usage_cached(root) == 7);
+	KVP_ASSERT(kvp_pd_valid(out->p, out->len) == 0 && kvp_usage_cached(out->p, out->len) == 7);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)

@@ -52,9 +52,14 @@ class Conn:
         return text.decode("latin-1")
 
     def take(self, n):
-        while len(self.buf) < n:
+        parts, have = [self.buf], len(self.buf)
+        while have < n:
+            self.buf = b""
             self.fill()
-        data, self.buf = self.buf[:n], self.buf[n:]
+            parts.append(self.buf)
+            have += len(self.buf)
+        data = b"".join(parts)
+        data, self.buf = data[:n], data[n:]
         return data
 
     def request(self):
