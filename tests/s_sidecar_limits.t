@@ -135,23 +135,25 @@ def decoding():
 def answers():
     """Answers of prefill engines count twice; a fallback needs less than was there."""
     big = vllm_prefill(extra={"pad": "y" * 40_000})
-    x = Pair(big, vllm_decode(), **SMALL)
+    full = vllm_prefill(extra={"pad": "y" * 49_000})
+
+    def mixed(engine, req):
+        (silent if len(req.body) > 80_000 else big)(engine, req)
+
+    x = Pair(full, vllm_decode(), **SMALL)
     tap.same(x.ask(padded(90_000)).status, 200, "the longest request fits with its answer")
+    x.p.script = mixed
     with Client(x.port) as c:
-        x.p.script = silent
         c.send("POST", "/v1/chat/completions", padded(90_000), {"x-prefiller-host-port": x.p.authority})
         tap.ok(wait_for(lambda: held(x) == 180_000.0), "one waits for its prefill")
-        x.p.script = big
         got = x.ask(padded(50_000))
         tap.same((got.status, got.code()), (503, "too_many_held_bytes"), "an answer over the budget: 503")
         tap.same(held(x), 180_000.0, "and its bytes are gone")
     x.end("answers")
-    x = Pair(big, fixed(200, b"{}"), None, KVPICK_SIDECAR_PROFILE="llmd", **SMALL)
+    x = Pair(mixed, fixed(200, b"{}"), None, KVPICK_SIDECAR_PROFILE="llmd", **SMALL)
     with Client(x.port) as c:
-        x.p.script = silent
         c.send("POST", "/v1/chat/completions", padded(90_000), {"x-prefiller-host-port": x.p.authority})
         tap.ok(wait_for(lambda: held(x) == 180_000.0), "llmd: one waits for its prefill")
-        x.p.script = big
         before = len(x.d.generated())
         got = x.ask(padded(50_000))
         tap.same((got.status, len(x.d.generated()) - before), (200, 1), "llmd: the decode engine does all of the work")
