@@ -4,6 +4,7 @@ Used by tests/s_*.t; Python's standard library only. KVP_BUILD_DIR names the bui
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -50,9 +51,15 @@ class Tap:
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nobody listens on. It is bound later, by somebody else: so it is none of those (from 32768 on) that
+    connections of other tests get meanwhile."""
+    while True:
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", random.SystemRandom().randrange(10240, 32768)))
+                return s.getsockname()[1]
+            except OSError:
+                continue
 
 
 def wait_for(what, seconds=10.0):
