@@ -250,6 +250,7 @@ static void open_node(const struct kvp_local_cfg *local, const char *const *more
 					   .tokenizer = KVP_TOK_VLLM_RENDER,
 					   .pair_paths = cfg.epp_disagg_paths}) == KVP_OK,
 		"a parser");
+	kvp_cond_from_config(&cfg, &x.cond);
 	open_pools();
 	x.usage_json = kvp_json_new();
 	x.stream_cfg = (struct kvp_stream_cfg){
@@ -403,7 +404,6 @@ static void one_engine(void)
 static void conditional(void)
 {
 	open_node(NULL, (const char *const[]){"DYN_ROUTER_CONDITIONAL_DISAGG=true", NULL});
-	x.cond = (struct kvp_cond_cfg){.policy = KVP_COND_BY_ISL, .isl_max_tok = 2048, .ratio_max = 0.7};
 	worker(1, "http://10.0.0.1:8000", one);
 	worker(7, "http://10.0.0.7:8000", one);
 	worker(8, "http://10.0.0.8:8000", one);

@@ -1,4 +1,21 @@
 #include "daemons/extproc/conditional.h"
+#include "daemons/common/config.h"
+
+void kvp_cond_from_config(const struct kvp_config *c, struct kvp_cond_cfg *out)
+{
+	static const enum kvp_cond_policy policy[] = {[KVP_COND_ISL_BOUNDING] = KVP_COND_BY_ISL,
+		[KVP_COND_PREFILL_LOAD] = KVP_COND_BY_PREFILL_LOAD,
+		[KVP_COND_ISL_OR_LOAD] = KVP_COND_BY_EITHER,
+		[KVP_COND_NON_CACHED_TOKENS] = KVP_COND_BY_NON_CACHED,
+		[KVP_COND_MAX_LOCAL_PREFILL] = KVP_COND_BY_LENGTH};
+	*out = (struct kvp_cond_cfg){
+		.policy = c->conditional_disagg ? policy[c->conditional_disagg_policy] : KVP_COND_NEVER,
+		.isl_max_tok = c->conditional_disagg_eff_isl,
+		.ratio_max = c->conditional_disagg_ratio,
+		.non_cached_tok = c->conditional_disagg_non_cached,
+		.local_max_tok = c->conditional_disagg_local_max,
+		.has_decode_gate = kvp_config_has(c->decode_busy_threshold) ? KVP_YES : KVP_NO};
+}
 
 uint64_t kvp_cond_uncached_tok(const struct kvp_cond_in *in)
 {
@@ -36,6 +53,8 @@ static int is_local(const struct kvp_cond_cfg *cfg, const struct kvp_cond_in *in
 {
 	int is_busy = in->prefill_busy == KVP_YES;
 	switch (cfg->policy) {
+	case KVP_COND_NEVER:
+		return 0;
 	case KVP_COND_BY_ISL:
 		return is_short(cfg, in);
 	case KVP_COND_BY_PREFILL_LOAD:

@@ -9,7 +9,10 @@
 #include <kvpick/types.h>
 #include <stdint.h>
 
+struct kvp_config;
+
 enum kvp_cond_policy {
+	KVP_COND_NEVER,
 	KVP_COND_BY_ISL,
 	KVP_COND_BY_PREFILL_LOAD,
 	KVP_COND_BY_EITHER,
@@ -39,6 +42,9 @@ enum kvp_cond_verdict {
 	KVP_COND_LOCAL,
 	KVP_COND_VETOED /* the policy said local, but the decode worker is, or may be, busy: remote */
 };
+
+/* kvp_cond_from_config: what the settings say; KVP_COND_NEVER where they do not turn it on. */
+void kvp_cond_from_config(const struct kvp_config *c, struct kvp_cond_cfg *out);
 
 /* kvp_cond_uncached_tok: prompt tokens that the decode worker would have to prefill. */
 uint64_t kvp_cond_uncached_tok(const struct kvp_cond_in *in);

@@ -445,9 +445,9 @@ void kvp_epp_choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
 	enum kvp_epp_way way = KVP_EPP_AGGREGATED;
 	j->select_ns = kvp_clock_mono_ns();
 	if (x->boot.config->eff.disaggregated)
-		way = !j->may_pair			   ? KVP_EPP_DECODE_ONLY
-		      : x->boot.config->conditional_disagg ? who_prefills(j, t)
-							   : KVP_EPP_REMOTE;
+		way = !j->may_pair			 ? KVP_EPP_DECODE_ONLY
+		      : x->cond.policy != KVP_COND_NEVER ? who_prefills(j, t)
+							 : KVP_EPP_REMOTE;
 	j->is_restarted = 0;
 	x->tokens = t;
 	begin(j, way);

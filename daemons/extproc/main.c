@@ -100,11 +100,6 @@ static void say_unused(const struct kvp_config *cfg)
 
 static int open_selection(struct kvp_epp *x)
 {
-	static const enum kvp_cond_policy cond_policy[] = {[KVP_COND_ISL_BOUNDING] = KVP_COND_BY_ISL,
-		[KVP_COND_PREFILL_LOAD] = KVP_COND_BY_PREFILL_LOAD,
-		[KVP_COND_ISL_OR_LOAD] = KVP_COND_BY_EITHER,
-		[KVP_COND_NON_CACHED_TOKENS] = KVP_COND_BY_NON_CACHED,
-		[KVP_COND_MAX_LOCAL_PREFILL] = KVP_COND_BY_LENGTH};
 	const struct kvp_config *cfg = x->boot.config;
 	struct kvp_select_settings set;
 	struct kvp_policy_err why;
@@ -128,12 +123,7 @@ static int open_selection(struct kvp_epp *x)
 		for (int i = 0; i < KVP_PLAN_LEGS; i++)
 			if (kvp_pool_read_domains(&x->pool[i]))
 				return KVP_ERR_SYS;
-	x->cond = (struct kvp_cond_cfg){.policy = cond_policy[cfg->conditional_disagg_policy],
-		.isl_max_tok = cfg->conditional_disagg_eff_isl,
-		.ratio_max = cfg->conditional_disagg_ratio,
-		.non_cached_tok = cfg->conditional_disagg_non_cached,
-		.local_max_tok = cfg->conditional_disagg_local_max,
-		.has_decode_gate = kvp_config_has(cfg->decode_busy_threshold) ? KVP_YES : KVP_NO};
+	kvp_cond_from_config(cfg, &x->cond);
 	say_unused(cfg);
 	if (cfg->eff.disaggregated && kvp_config_has(cfg->predicted_ttl_secs))
 		KVP_LOG_W("extproc.topology", "DYN_ROUTER_PREDICTED_TTL_SECS=%g effect=%s",
