@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """One-line breakages of the source (tests/mutations.txt), each of which must make a named test fail.
 
+A test is a C program, or a script with the sections that it is to run; then `needs` names the programs that it starts.
+A script must pass as things are before it may fail without something.
+
 Works on a copy of the tree in a temporary directory, objects included, so that a mutation costs one compilation,
 one link and one test. What a mutation built is put back afterwards.
 
@@ -22,7 +25,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PARTS = ["Makefile", "include", "shm", "ipc", "daemons", "tests", "bench", "deploy"]
 LIMIT_S = 30.0  # of one test
-FIELDS = {"id", "file", "old", "new", "test", "build", "tries", "form", "env", "why"}
+FIELDS = {"id", "file", "old", "new", "test", "needs", "build", "tries", "form", "env", "why"}
 
 
 def read_list():
@@ -46,6 +49,21 @@ def read_list():
     return out
 
 
+def is_script(m):
+    return m["test"].split()[0].endswith(".t")
+
+
+def targets_of(m):
+    """What is built for its test."""
+    names = m.get("needs", "kvpick-sidecar").split() if is_script(m) else [m["test"]]
+    return [f"build/{m['build']}/{name}" for name in names]
+
+
+def command_of(m, where):
+    first, *more = m["test"].split()
+    return [where / first if is_script(m) else where / "build" / m["build"] / first, *more]
+
+
 def list_faults(mutations):
     """Complaints about the list; marks what they are about."""
     seen, faults = set(), []
@@ -55,7 +73,7 @@ def list_faults(mutations):
         count = path.read_text(encoding="utf-8").count(m["old"]) if path.is_file() else 0
         if count != 1:
             faults.append(f"{m['id']}: text occurs {count} times in {m['file']}")
-        if not (ROOT / (m["test"] + ".c")).is_file():
+        if not (ROOT / (m["test"].split()[0] if is_script(m) else m["test"] + ".c")).is_file():
             faults.append(f"{m['id']}: no test {m['test']}")
         if m["id"] in seen or m["old"] == m["new"] or m["build"] not in ("release", "debug", "asan", "tsan"):
             faults.append(f"{m['id']}: named twice, changes nothing, or unknown build")
@@ -92,6 +110,7 @@ class Copy:
             folder.mkdir()
         copy_tree(ROOT, self.kept, builds)
         copy_tree(self.kept, self.dir, builds)
+        self.sound = {}  # scripts that were run as things are: whether they passed
 
     def put_back(self, m, since_ns):
         shutil.copy2(self.kept / m["file"], self.dir / m["file"])
@@ -113,8 +132,8 @@ class Copy:
             env[key] = value
         if m["build"] == "tsan":
             env["TSAN_OPTIONS"] = f"suppressions={self.dir}/tests/tsan.supp exitcode=66 halt_on_error=1"
-        proc = subprocess.Popen([self.dir / "build" / m["build"] / m["test"]], cwd=self.dir, env=env,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        proc = subprocess.Popen(command_of(m, self.dir), cwd=self.dir, env=env, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             code = proc.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -126,9 +145,21 @@ class Copy:
         proc.wait()
         return code != 0, f"exit {code}"
 
+    def is_sound(self, m, seed):
+        """Whether a script passes without a breakage."""
+        key = (m["test"], m["build"])
+        if key not in self.sound:
+            since = time.time_ns()
+            code, _ = make(self.dir, m["build"], targets_of(m))
+            self.sound[key] = not code and not self.run_test(m, seed)[0]
+            self.put_back(m, since)
+        return self.sound[key]
+
     def attempt(self, m, seed):
         """(caught, text)"""
         start = time.monotonic()
+        if is_script(m) and not self.is_sound(m, seed):
+            return False, "fails as things are"
         path = self.dir / m["file"]
         text = path.read_text(encoding="utf-8")
         since = time.time_ns()
@@ -136,7 +167,7 @@ class Copy:
         os.utime(path)
         try:
             # A mutation may leave something unused: no warnings.
-            code, out = make(self.dir, m["build"], [f"build/{m['build']}/{m['test']}"], extra=["WARN=-w"])
+            code, out = make(self.dir, m["build"], targets_of(m), extra=["WARN=-w"])
             if code:
                 return False, "does not compile\n" + out[-2000:]
             how = ""
@@ -213,7 +244,7 @@ def main():
     chosen = [m for m in chosen if m["is_usable"]]
     if chosen:
         for build in sorted({m["build"] for m in chosen}):
-            targets = sorted({f"build/{build}/{m['test']}" for m in chosen if m["build"] == build})
+            targets = sorted({t for m in chosen if m["build"] == build for t in targets_of(m)})
             code, out = make(ROOT, build, targets, jobs)
             if code:
                 raise SystemExit("Bail out! " + out[-2000:])

@@ -85,8 +85,21 @@ def holds(_engine, req):
     raise ConnectionError
 
 
+def last(script, others):
+    """The script, when the other engine has its request, too."""
+
+    def run(engine, req):
+        wait_for(others)
+        script(engine, req)
+
+    return run
+
+
 def sgl_breaks(name, prefill, decode, body=STREAM, begun=None):
-    x = pair(prefill, decode)
+    x = pair(
+        prefill if prefill is holds else last(prefill, lambda: x.d.generated()),
+        decode if decode is holds else last(decode, lambda: x.p.generated()),
+    )
     if begun:
         getattr(x, begun).breaks_in_body = 5
     got = x.ask(body)
@@ -153,7 +166,7 @@ def sgl_tls():
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*made)
-    x = pair(holds, closes, KVPICK_SIDECAR_ENGINE_TLS="both", KVPICK_SIDECAR_ENGINE_CA_FILE=made[0])
+    x = pair(holds, last(closes, lambda: x.p.generated()), KVPICK_SIDECAR_ENGINE_TLS="both", KVPICK_SIDECAR_ENGINE_CA_FILE=made[0])
     x.p.tls = x.d.tls = context
     got = x.ask(STREAM)
     tap.same((got.status, got.code()), UPSTREAM, "SGLang over TLS: decode closes when it has read the request: 502")
