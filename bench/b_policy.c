@@ -1,10 +1,12 @@
 /* Selection policies on simulated engines: hit rate, time to first token and per output token.
  *   b_policy [--trace FILE]... [--speed X]... [--seeds N 3] [--engines N 8] [--blocks N 2000]
- * Engines are those of bench/sim/engine.h by default. Each trace (default: the bundled one) is played at each
- * speed (times the arrival rate; default 1 and 2), arrivals spread inside their ticks, by
+ *            [--role aggregated|prefill|decode]
+ * Engines are those of bench/sim/engine.h by default. Role prefill: they stop at the first token; decode:
+ * prompts come to them computed. Each trace (default: the bundled one) is played at each speed (times the
+ * arrival rate; default 1 and 2), arrivals spread inside their ticks, by
  *   by=product  reference and least_work as the product chooses in this process;
  *   by=model    the same formulas written apart, round-robin, least-requests.
- * Values are means over the seeds of ties. Of the reference policy (by=product): ttft_ratio, tpot_ratio. */
+ * Values are means over the seeds of ties. ttft_ratio, tpot_ratio: against the first line's. */
 #include "bench/load/product.h"
 #include "bench/sim/opt.h"
 
@@ -14,6 +16,8 @@
 
 #define LIST_MAX 8
 #define BUNDLED "bench/load/trace_small.jsonl"
+
+static const char *const role_words[] = {"aggregated", "prefill", "decode", NULL};
 
 static const struct contender {
 	const char *name, *by;
@@ -56,26 +60,32 @@ static int play(const struct contender *c, struct kvp_simulate_cfg *cfg, const s
 	return rc;
 }
 
+/* All values are sums over n seeds. */
+static void print(const char *path, const struct contender *c, const struct kvp_simulate_cfg *cfg, double n,
+	const struct result *r, const struct result *first)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	printf("bench=policy role=%s trace=%.*s speed=%g engines=%u blocks=%u policy=%s by=%s seeds=%.0f "
+	       "hit=%.4f ttft_s=%.4f ttft_p99_s=%.3f tpot_ms=%.2f tpot_p99_ms=%.1f ttft_ratio=%.3f "
+	       "tpot_ratio=%.3f\n",
+		role_words[cfg->role], (int)strcspn(name, "."), name, cfg->speed, cfg->engine_cnt,
+		cfg->engine.block_max, c->name, c->by, n, r->hit / n, r->ttft_s / n, r->ttft_p99_s / n,
+		r->tpot_ms / n, r->tpot_p99_ms / n, r->ttft_s / first->ttft_s,
+		first->tpot_ms > 0 ? r->tpot_ms / first->tpot_ms : 1);
+	fflush(stdout);
+}
+
 static int play_all(const char *path, const struct kvp_trace *t, struct kvp_simulate_cfg *cfg, uint64_t seeds)
 {
-	struct result reference = {0};
-	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-	double n = (double)seeds;
+	struct result first = {0};
 	for (size_t i = 0; i < CONTENDER_CNT; i++) {
-		const struct contender *c = &contenders[i];
 		struct result r = {0};
 		for (cfg->seed = 1; cfg->seed <= seeds; cfg->seed++)
-			if (play(c, cfg, t, &r))
+			if (play(&contenders[i], cfg, t, &r))
 				return KVP_ERR_PROTO;
 		if (i == 0)
-			reference = r;
-		printf("bench=policy trace=%.*s speed=%g engines=%u blocks=%u policy=%s by=%s seeds=%.0f "
-		       "hit=%.4f ttft_s=%.4f ttft_p99_s=%.3f tpot_ms=%.2f tpot_p99_ms=%.1f ttft_ratio=%.3f "
-		       "tpot_ratio=%.3f\n",
-			(int)strcspn(name, "."), name, cfg->speed, cfg->engine_cnt, cfg->engine.block_max,
-			c->name, c->by, n, r.hit / n, r.ttft_s / n, r.ttft_p99_s / n, r.tpot_ms / n,
-			r.tpot_p99_ms / n, r.ttft_s / reference.ttft_s, r.tpot_ms / reference.tpot_ms);
-		fflush(stdout);
+			first = r;
+		print(path, &contenders[i], cfg, (double)seeds, &r, &first);
 	}
 	return KVP_OK;
 }
@@ -101,7 +111,8 @@ static int play_file(const char *path, const double *speed, int speed_cnt, struc
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {{"trace", 1, 0, 't'}, {"speed", 1, 0, 's'},
-		{"seeds", 1, 0, 'n'}, {"engines", 1, 0, 'e'}, {"blocks", 1, 0, 'b'}, {0}};
+		{"seeds", 1, 0, 'n'}, {"engines", 1, 0, 'e'}, {"blocks", 1, 0, 'b'}, {"role", 1, 0, 'r'},
+		{0}};
 	const char *trace[LIST_MAX] = {BUNDLED};
 	double speed[LIST_MAX] = {1, 2};
 	int trace_cnt = 0, speed_cnt = 0, rc = KVP_OK;
@@ -119,6 +130,8 @@ int main(int argc, char **argv)
 			cfg.engine_cnt = (uint32_t)kvp_opt_u64("engines", optarg, 1, 1024);
 		else if (opt == 'b')
 			cfg.engine.block_max = (uint32_t)kvp_opt_u64("blocks", optarg, 1, 1u << 24);
+		else if (opt == 'r')
+			cfg.role = (enum kvp_part_role)kvp_opt_word("role", optarg, role_words);
 		else
 			return KVP_EXIT_CONFIG;
 	}

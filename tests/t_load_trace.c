@@ -250,10 +250,10 @@ struct quality {
 };
 
 /* chosen_by_product plays the bundled trace at twice its rate, the product choosing in this process. */
-static struct quality chosen_by_product(
-	const struct kvp_trace *t, enum kvp_local_policy policy, const char *name)
+static struct quality chosen_by_product(const struct kvp_trace *t, enum kvp_part_role role,
+	enum kvp_local_policy policy, const char *name)
 {
-	struct kvp_simulate_cfg cfg = {.engine_cnt = 8, .speed = 2, .seed = 1};
+	struct kvp_simulate_cfg cfg = {.engine_cnt = 8, .speed = 2, .seed = 1, .role = role};
 	struct kvp_run_stats s = {0};
 	struct kvp_product p;
 	struct quality q = {0};
@@ -270,9 +270,10 @@ static struct quality chosen_by_product(
 	return q;
 }
 
-static struct quality simulated(const struct kvp_trace *t, enum kvp_policy policy)
+static struct quality simulated(
+	const struct kvp_trace *t, enum kvp_part_role role, enum kvp_policy policy)
 {
-	struct kvp_simulate_cfg cfg = {.engine_cnt = 8, .speed = 2, .policy = policy};
+	struct kvp_simulate_cfg cfg = {.engine_cnt = 8, .speed = 2, .policy = policy, .role = role};
 	struct quality q = {0};
 	kvp_sim_cfg_default(&cfg.engine);
 	for (cfg.seed = 1; cfg.seed <= 3; cfg.seed++) {
@@ -287,6 +288,26 @@ static struct quality simulated(const struct kvp_trace *t, enum kvp_policy polic
 	return q;
 }
 
+/* Engines of one role each: the product as the model; prefill engines save prompts, decode engines don't
+ * suffer. */
+static void test_roles(const struct kvp_trace *t)
+{
+	struct quality ref = chosen_by_product(t, KVP_PART_PREFILL, KVP_LOCAL_REFERENCE, "prefill"),
+		       work = chosen_by_product(t, KVP_PART_PREFILL, KVP_LOCAL_LEAST_WORK, "prefill"),
+		       model = simulated(t, KVP_PART_PREFILL, KVP_POLICY_LEAST_WORK);
+	ok(fabs(work.hit / model.hit - 1) < 0.03 && fabs(work.ttft_s / model.ttft_s - 1) < 0.06,
+		"prefill role: hits %.3f and %.3f, first token after %.3f and %.3f s", work.hit, model.hit,
+		work.ttft_s, model.ttft_s);
+	ok(work.hit > 1.2 * ref.hit && work.ttft_s < 0.7 * ref.ttft_s, "against %.3f and %.3f s", ref.hit,
+		ref.ttft_s);
+	ref = chosen_by_product(t, KVP_PART_DECODE, KVP_LOCAL_REFERENCE, "decode");
+	work = chosen_by_product(t, KVP_PART_DECODE, KVP_LOCAL_LEAST_WORK, "decode");
+	model = simulated(t, KVP_PART_DECODE, KVP_POLICY_LEAST_WORK);
+	ok(work.hit < 1e-9 && fabs(work.tpot_s / model.tpot_s - 1) < 0.03,
+		"decode role: no hits, %.3f and %.3f ms a token", work.tpot_s * 1e3, model.tpot_s * 1e3);
+	ok(work.tpot_s < 1.02 * ref.tpot_s, "against %.3f ms", ref.tpot_s * 1e3);
+}
+
 /* What the product reaches is what the same formula, written apart, reaches; and least_work is worth its
  * name. */
 static void test_policies(void)
@@ -295,11 +316,12 @@ static void test_policies(void)
 	size_t n;
 	if (!ok(kvp_trace_read(&t, SMALL, 0, &n) == KVP_OK, "the bundled trace is read"))
 		return;
-	struct quality ref = chosen_by_product(&t, KVP_LOCAL_REFERENCE, "reference"),
-		       work = chosen_by_product(&t, KVP_LOCAL_LEAST_WORK, "least_work"),
-		       ref_model = simulated(&t, KVP_POLICY_KV),
-		       work_model = simulated(&t, KVP_POLICY_LEAST_WORK),
-		       least = simulated(&t, KVP_POLICY_LEAST_LOADED);
+	enum kvp_part_role role = KVP_PART_AGGREGATED;
+	struct quality ref = chosen_by_product(&t, role, KVP_LOCAL_REFERENCE, "reference"),
+		       work = chosen_by_product(&t, role, KVP_LOCAL_LEAST_WORK, "least_work"),
+		       ref_model = simulated(&t, role, KVP_POLICY_KV),
+		       work_model = simulated(&t, role, KVP_POLICY_LEAST_WORK),
+		       least = simulated(&t, role, KVP_POLICY_LEAST_LOADED);
 	ok(fabs(ref.hit / ref_model.hit - 1) < 0.1 && fabs(ref.ttft_s / ref_model.ttft_s - 1) < 0.1,
 		"reference: hits %.3f and %.3f, first token after %.3f and %.3f s", ref.hit, ref_model.hit,
 		ref.ttft_s, ref_model.ttft_s);
@@ -313,6 +335,7 @@ static void test_policies(void)
 	ok(work.hit > least.hit && work.ttft_s < least.ttft_s && work.tpot_s < least.tpot_s,
 		"and is never behind least-requests: %.3f, %.3f s, %.2f ms", least.hit, least.ttft_s,
 		least.tpot_s * 1e3);
+	test_roles(&t);
 	kvp_trace_free(&t);
 }
 

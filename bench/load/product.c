@@ -19,6 +19,7 @@ static int choose(void *ctx, uint64_t number, const uint64_t *key, uint32_t key_
 	struct kvp_select_answer a;
 	char id[24];
 	kvp_select_request_init(&q);
+	q.role = p->role;
 	q.model = q.group = MODEL;
 	q.selection_id = id_of(number, id);
 	q.prompt.form = KVP_PROMPT_HASHES;
@@ -26,6 +27,11 @@ static int choose(void *ctx, uint64_t number, const uint64_t *key, uint32_t key_
 	q.prompt.block_hash_cnt = q.prompt.seq_hash_cnt = key_cnt;
 	q.prompt.has_isl = KVP_YES;
 	q.prompt.isl_tok = prompt_tok;
+	if (p->role == KVP_PART_DECODE) { /* as the Endpoint Picker asks */
+		q.override.overlap_score_credit = 0;
+		q.override.assume_kv_reuse = KVP_NO;
+		q.override.track_prefill_tokens = KVP_NO;
+	}
 	if (kvp_selection_select_and_reserve(p->selection, &q, &a) != 200)
 		return KVP_ERR_PROTO;
 	*engine = (uint32_t)a.worker_id - 1;
@@ -72,11 +78,12 @@ int kvp_product_open(
 		.seed = run->seed};
 	*p = (struct kvp_product){.selection = kvp_selection_open_local(&cfg),
 		.chooser = {p, choose, prefilled, finished, stored, removed},
-		.block_size_tok = run->engine.block_size_tok};
+		.role = run->role};
 	for (uint32_t i = 0; p->selection && i < run->engine_cnt; i++) {
 		struct kvp_local_worker w = {.worker_id = i + 1ull,
 			.model = MODEL,
 			.group = MODEL,
+			.role = run->role,
 			.endpoint = {"http://engine", 13},
 			.block_size = run->engine.block_size_tok,
 			.size = 1,

@@ -15,7 +15,7 @@
 struct kvp_product {
 	struct kvp_selection *selection;
 	struct kvp_chooser chooser; /* for kvp_simulate_cfg */
-	uint32_t block_size_tok;
+	enum kvp_part_role role;
 	uint64_t failed_cnt; /* calls that were not answered as they must */
 };
 

@@ -6,7 +6,11 @@
  *
  * Cost of an engine (least-work), in tokens: those of the prompt that are neither cached nor part of a live
  * prompt there, and their square over 51200; 0.35 of those still to be prefilled there; 640 a live request; a
- * 128th of the tokens of live prompt blocks, with those that this one adds. */
+ * 128th of the tokens of live prompt blocks, with those that this one adds. Prefill engines: without the
+ * last two. Decode engines: those two, and the tokens of live blocks beyond 0.9 of the cache.
+ *
+ * A decode engine is given a prompt as nobody's: under keys that no other has, so that none is shared.
+ * Nothing of it is to be prefilled. */
 #include "bench/load/simulate.h"
 #include "bench/sim/prompt.h"
 #include <math.h>
@@ -86,16 +90,23 @@ static double work(struct run *x, struct engine *g, uint32_t prompt_tok, uint32_
 	double block = x->cfg->engine.block_size_tok;
 	uint32_t live = live_depth(g, x->key, key_cnt), held = kvp_sim_match(g->sim, x->key, key_cnt);
 	double miss = prompt_tok - block * (live > held ? live : held);
-	return miss * (1 + miss / 51200) + 0.35 * (double)g->prefill_tok + 640.0 * g->request_cnt +
-	       block * (g->live_blk + key_cnt - live) / 128;
+	double prefill = miss * (1 + miss / 51200) + 0.35 * (double)g->prefill_tok;
+	double hold = block * (g->live_blk + key_cnt - live);
+	double room = 0.9 * block * x->cfg->engine.block_max;
+	double decode = 640.0 * g->request_cnt + hold / 128;
+	if (x->cfg->role == KVP_PART_DECODE)
+		return decode + (hold > room ? hold - room : 0);
+	return x->cfg->role == KVP_PART_PREFILL ? prefill : prefill + decode;
 }
 
 static double cost(struct run *x, struct engine *g, uint32_t prompt_tok, uint32_t key_cnt)
 {
 	double block = x->cfg->engine.block_size_tok;
-	double prefill =
-		(double)(g->prefill_tok + prompt_tok) / block - kvp_sim_match(g->sim, x->key, key_cnt);
-	return prefill + g->live_blk + (key_cnt - live_depth(g, x->key, key_cnt));
+	double decode = (double)g->live_blk + key_cnt - live_depth(g, x->key, key_cnt);
+	if (x->cfg->role == KVP_PART_DECODE)
+		return decode;
+	return (double)(g->prefill_tok + prompt_tok) / block - kvp_sim_match(g->sim, x->key, key_cnt) +
+	       decode;
 }
 
 static struct engine *pick(struct run *x, uint32_t prompt_tok, uint32_t key_cnt)
@@ -127,7 +138,8 @@ static int book(struct run *x, struct engine *g, struct booking *b, uint32_t pro
 	if (rc)
 		return rc;
 	uint64_t hit_tok = (uint64_t)kvp_sim_match(g->sim, x->key, key_cnt) * x->cfg->engine.block_size_tok;
-	*b = (struct booking){.engine = g, .prefill_tok = prompt_tok - hit_tok};
+	*b = (struct booking){.engine = g,
+		.prefill_tok = x->cfg->role == KVP_PART_DECODE ? 0 : prompt_tok - hit_tok};
 	for (uint32_t i = 0; i < key_cnt; i++) {
 		struct live *l = live_at(g, x->key[i]);
 		g->live_used += !l->key;
@@ -203,6 +215,9 @@ static int play_one(struct run *x, const struct kvp_trace *t, const struct kvp_t
 		kvp_sim_advance(x->engine[i].sim, at_ns);
 	kvp_prompt_expand(t->id + q->id_off, q->prompt_tok, x->tok);
 	uint32_t key_cnt = kvp_prompt_chain(x->tok, q->prompt_tok, x->cfg->engine.block_size_tok, x->key);
+	if (x->cfg->role == KVP_PART_DECODE)
+		for (uint32_t i = 0; i < key_cnt; i++)
+			x->key[i] = kvp_prompt_next(&x->rng);
 	const struct kvp_chooser *c = x->cfg->chooser;
 	uint64_t number = x->stats->sent_cnt++;
 	uint32_t at = 0;
@@ -218,7 +233,10 @@ static int play_one(struct run *x, const struct kvp_trace *t, const struct kvp_t
 		return rc;
 	}
 	b->number = number;
-	rc = kvp_sim_submit(g->sim, at_ns, x->key, key_cnt, q->prompt_tok, q->out_tok, b, &r);
+	rc = kvp_sim_submit(g->sim, at_ns, x->key, key_cnt, q->prompt_tok,
+		x->cfg->role == KVP_PART_PREFILL ? 1 : q->out_tok, b, &r);
+	if (!rc && x->cfg->role == KVP_PART_DECODE)
+		r->remote_tok = q->prompt_tok;
 	if (rc) {
 		if (c)
 			c->finished(c->ctx, number);

@@ -12,6 +12,7 @@
 #include "bench/load/stats.h"
 #include "bench/load/trace.h"
 #include "bench/sim/engine.h"
+#include <kvpick/types.h>
 
 /* Somebody else who chooses, and hears what an endpoint picker hears. choose gives an engine below
  * engine_cnt, or KVP_ERR_*; number: of the request, from 0. stored and removed: KV events
@@ -33,6 +34,7 @@ struct kvp_simulate_cfg {
 	enum kvp_policy policy;
 	double speed;  /* arrivals come this much faster, > 0 */
 	uint64_t seed; /* ties and the random policy */
+	enum kvp_part_role role; /* prefill: engines stop at the first token; decode: prompts come computed */
 	const struct kvp_chooser *chooser; /* NULL: policy chooses; else policy only names the run */
 };
 
