@@ -563,6 +563,14 @@ static void waits(void)
 	ok(!kvp_epp_poll(&x), "nobody is let go");
 	close_node("a client that leaves");
 	a = waiting(&busy);
+	gone(busy);
+	kvp_selection_tend(node);
+	is_str(prefill(1), "32/8/1", "its turn has come, and it has not heard of that:");
+	gone(a);
+	is_str(prefill(1), "0/0/0", "a client that leaves then: what was booked for it is freed");
+	is_str(decode(7), "0/0/0", "and its decode booking");
+	close_node("a client that leaves with its turn");
+	a = waiting(&busy);
 	kvp_stream_shut_down(&a->j.stream);
 	kvp_stream_shut_down(&busy->j.stream);
 	ok(a->status == 503 && !strcmp(decode(7), "0/8/1"),
