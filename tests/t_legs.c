@@ -746,6 +746,46 @@ static void served(void)
 	close_node("who served");
 }
 
+/* reported answers a window of requests with "all of it was cached": 1 = that is found to be a mismatch. */
+static int reported(const char *path, const char *body)
+{
+	x.mismatch = (struct kvp_mismatch){.seen = 0};
+	for (uint32_t i = 0; i < KVP_MISMATCH_WINDOW; i++) {
+		struct ask *a = begin_as("POST", path, 0);
+		message(a, (struct kvp_extproc_req){.kind = KVP_EXTPROC_REQUEST_BODY,
+				   .end_of_stream = 1,
+				   .body = {body, (uint32_t)strlen(body)}});
+		respond(a, "");
+		respond_body(a,
+			"{\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":1,"
+			"\"prompt_tokens_details\":{\"cached_tokens\":4}}}",
+			1);
+		gone(a);
+	}
+	return x.mismatch.stands;
+}
+
+static void predicted(void)
+{
+	static const char tokens[] = "{\"token_ids\":[1,2,3,4]}";
+	static const char *const more[] = {"DYN_ROUTER_CONDITIONAL_DISAGG=true", NULL};
+	open_node(NULL, NULL);
+	worker(1, "http://10.0.0.1:8000", one);
+	worker(7, "http://10.0.0.7:8000", one);
+	ok(!reported("/inference/v1/generate", tokens), "what decode workers hold is not known: no mismatch");
+	ok(!reported("/v1/completions", "{\"prompt\":[1,2,3,4]}"), "of a pair nothing is compared");
+	is_u64(counted(KVP_CTR_EPP_REPORTED_TOK), 8 * KVP_MISMATCH_WINDOW, "what they report is counted");
+	close_node("not predicted");
+	open_node(NULL, more);
+	worker(1, "http://10.0.0.1:8000", one);
+	worker(7, "http://10.0.0.7:8000", one);
+	ok(reported("/inference/v1/generate", tokens),
+		"with their events it is: reports that differ are noticed");
+	ok(!reported("/v1/responses", "{\"input\":\"x\"}"),
+		"not those of a prompt that counts by its length");
+	close_node("predicted");
+}
+
 int main(void)
 {
 	by_load_alone();
@@ -761,5 +801,6 @@ int main(void)
 	too_late();
 	leases();
 	served();
+	predicted();
 	return done();
 }

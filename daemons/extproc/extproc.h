@@ -192,6 +192,8 @@ extern const char *const kvp_epp_no_endpoints[KVP_PLAN_LEGS];
 /* legs.c: bookings of a request, one or two, waiting included. */
 /* kvp_epp_choose asks for workers. t: the tokenizer's answer, NULL where there was no call. */
 void kvp_epp_choose(struct kvp_job *j, const struct kvp_ask_tokens *t);
+/* kvp_epp_is_hit_known: what is cached of the prompt is looked up, and it is more than a length. */
+enum kvp_tristate kvp_epp_is_hit_known(const struct kvp_job *j);
 int kvp_epp_retry(struct kvp_epp *x); /* parked legs once more; 1 if one got on */
 int kvp_epp_poll(struct kvp_epp *x);  /* queued ones whose turn has come; 1 if there was one */
 

@@ -408,8 +408,7 @@ static uint32_t device_tokens(const struct kvp_select_answer *a)
 	return 0;
 }
 
-/* is_hit_known: what is cached of a prompt is looked up, and it is more than a length. */
-static enum kvp_tristate is_hit_known(const struct kvp_job *j)
+enum kvp_tristate kvp_epp_is_hit_known(const struct kvp_job *j)
 {
 	int is_read = !j->by_length && j->ask.source != KVP_ASK_LOAD_ONLY;
 	return is_read && j->x->boot.config->eff.overlap_score_credit != 0 ? KVP_YES : KVP_NO;
@@ -425,7 +424,7 @@ static enum kvp_epp_way who_prefills(struct kvp_job *j, const struct kvp_ask_tok
 		return x->cond.policy == KVP_COND_BY_NON_CACHED ? KVP_EPP_LOCAL : KVP_EPP_REMOTE;
 	struct kvp_cond_in in = {.isl_tok = got.isl_tok,
 		.hit_tok = device_tokens(&got),
-		.is_hit_known = is_hit_known(j),
+		.is_hit_known = kvp_epp_is_hit_known(j),
 		.prefill_busy = KVP_UNSET,
 		.decode_busy = got.decode_busy};
 	j->pinned_worker_id = got.worker_id;

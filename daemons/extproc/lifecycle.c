@@ -279,13 +279,21 @@ static void track_output(struct kvp_job *j)
 	}
 }
 
+/* is_predicted: the index knows what the worker that prefills holds. Of decode workers it does only where
+ * their events are asked for. */
+static int is_predicted(const struct kvp_job *j)
+{
+	int is_told = j->way == KVP_EPP_AGGREGATED || j->x->cond.policy != KVP_COND_NEVER;
+	return is_told && kvp_epp_is_hit_known(j) == KVP_YES;
+}
+
 /* compare looks whether what the index predicts is what engines report. What a decode engine got from a
  * prefill engine may be cached to it: of a pair nothing is compared. */
 static void compare(struct kvp_job *j, uint64_t reported_tok)
 {
 	struct kvp_epp *x = j->x;
 	const struct kvp_leg *l = kvp_epp_main(j);
-	if (j->plan.form != KVP_PLAN_LOCAL)
+	if (j->plan.form != KVP_PLAN_LOCAL || !is_predicted(j))
 		return;
 	enum kvp_mismatch_word w =
 		kvp_mismatch_report(&x->mismatch, l->isl_tok, l->predicted_tok, reported_tok);
