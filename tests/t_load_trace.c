@@ -295,10 +295,10 @@ static void test_roles(const struct kvp_trace *t)
 	struct quality ref = chosen_by_product(t, KVP_PART_PREFILL, KVP_LOCAL_REFERENCE, "prefill"),
 		       work = chosen_by_product(t, KVP_PART_PREFILL, KVP_LOCAL_LEAST_WORK, "prefill"),
 		       model = simulated(t, KVP_PART_PREFILL, KVP_POLICY_LEAST_WORK);
-	ok(fabs(work.hit / model.hit - 1) < 0.03 && fabs(work.ttft_s / model.ttft_s - 1) < 0.06,
+	ok(fabs(work.hit / model.hit - 1) < 0.03 && fabs(work.ttft_s / model.ttft_s - 1) < 0.12,
 		"prefill role: hits %.3f and %.3f, first token after %.3f and %.3f s", work.hit, model.hit,
 		work.ttft_s, model.ttft_s);
-	ok(work.hit > 1.2 * ref.hit && work.ttft_s < 0.7 * ref.ttft_s, "against %.3f and %.3f s", ref.hit,
+	ok(work.hit > 1.1 * ref.hit && work.ttft_s < 0.85 * ref.ttft_s, "against %.3f and %.3f s", ref.hit,
 		ref.ttft_s);
 	ref = chosen_by_product(t, KVP_PART_DECODE, KVP_LOCAL_REFERENCE, "decode");
 	work = chosen_by_product(t, KVP_PART_DECODE, KVP_LOCAL_LEAST_WORK, "decode");
