@@ -2,12 +2,15 @@
 """SIGKILL of every process of the node under load: it answers again within a second, no load is left when the
 clients have ended, kvpickctl check finds nothing."""
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+import node
 from node import SLOW, Node, Tap, call, wait_for, worker
 
 tap = Tap()
@@ -71,6 +74,38 @@ def back_after(node, pid):
     return time.monotonic() - start if good == 20 else None
 
 
+def sweeper_killed():
+    """The first helper that sweeps after a killed httpd is killed itself: bookings and workers stay."""
+    build = os.path.abspath(node.BUILD)
+    with tempfile.TemporaryDirectory(prefix="kvp-kill") as d:
+        for name in os.listdir(build):
+            if name.startswith("kvpick"):
+                os.symlink(f"{build}/{name}", f"{d}/{name}")
+        os.unlink(f"{d}/kvpick")
+        shutil.copy(f"{build}/kvpick", d)  # it starts what is beside its own program file
+        os.unlink(f"{d}/kvpickctl")
+        with open(f"{d}/kvpickctl", "w") as f:
+            f.write(f'#!/bin/sh\n[ "$1" != sweep ] || mkdir {d}/once || exec {build}/kvpickctl "$@"\n'
+                    f'[ "$1" != sweep ] || kill -9 $$\nexec {build}/kvpickctl "$@"\n')
+        os.chmod(f"{d}/kvpickctl", 0o755)
+        node.BUILD, before = d, node.BUILD
+        try:
+            with Node(env=NO_EVENTS) as n:
+                n.call("POST", "/workers", worker(1))
+                n.call("POST", "/select_and_reserve", {"selection_id": "a", "token_ids": list(range(16))})
+                loads = n.call("GET", "/loads")
+                pid = n.children()["kvpick-httpd"][0]
+                tap.ok(back_after(n, pid) is not None, "httpd and the helper that sweeps killed: it answers again")
+                tap.ok(os.path.exists(f"{d}/once"), "the helper was killed")
+                tap.same(n.call("GET", "/loads"), loads, "the booking is there")
+                tap.same(n.call("DELETE", "/reservations/a")[0], 200, "and can be freed")
+                tap.same(len(n.call("GET", "/workers")[1]), 1, "so is the worker")
+                code, text = n.ctl("check")
+                tap.ok(code == 0, "kvpickctl check finds no fault", text)
+        finally:
+            node.BUILD = before
+
+
 def supervisor_killed(node):
     """Children end with their supervisor; whoever watches it (systemd, kubelet) starts a new node."""
     pids = [p for group in node.children().values() for p in group]
@@ -86,32 +121,33 @@ def supervisor_killed(node):
 
 
 def main():
-    with Node("--httpd-processes", "2", env=NO_EVENTS) as node:
+    with Node("--httpd-processes", "2", env=NO_EVENTS) as n:
         for i in range(1, 5):
-            node.call("POST", "/workers", worker(i))
+            n.call("POST", "/workers", worker(i))
         stop = threading.Event()
-        clients = [Client(node, n, stop) for n in range(4)]
+        clients = [Client(n, k, stop) for k in range(4)]
         for c in clients:
             c.start()
         for turn in range(2):
             for role in ("kvpick-httpd", "kvpick-indexer"):
-                pids = wait_for(lambda r=role: node.children().get(r))
-                seconds = back_after(node, pids[0])
+                pids = wait_for(lambda r=role: n.children().get(r))
+                seconds = back_after(n, pids[0])
                 tap.ok(seconds is not None, f"turn {turn}: {role} killed, the service answers again", seconds)
                 print(f"# {role} killed: 20 selections in a row after {seconds} s")
                 want = 2 if role == "kvpick-httpd" else 1
-                tap.ok(wait_for(lambda: len(node.children().get(role, [])) == want), f"turn {turn}: {role} is back",
-                       node.children())
+                tap.ok(wait_for(lambda: len(n.children().get(role, [])) == want), f"turn {turn}: {role} is back",
+                       n.children())
         stop.set()
         for c in clients:
             c.join(30 * SLOW)
         tap.ok(all(c.done > 10 for c in clients), "clients worked all the time", [c.done for c in clients])
         tap.same([e for c in clients for e in c.errors], [], "no client saw an answer other than 200 or 503")
-        tap.ok(wait_for(lambda: total_load(node) == [0, 0, 0]), "no load is left", total_load(node))
-        tap.same(len(node.call("GET", "/workers")[1]), 4, "the catalogue has all workers")
-        code, text = node.ctl("check")
+        tap.ok(wait_for(lambda: total_load(n) == [0, 0, 0]), "no load is left", total_load(n))
+        tap.same(len(n.call("GET", "/workers")[1]), 4, "the catalogue has all workers")
+        code, text = n.ctl("check")
         tap.ok(code == 0, "kvpickctl check finds no fault", text)
-        supervisor_killed(node)
+        supervisor_killed(n)
+    sweeper_killed()
     return tap.done()
 
 

@@ -196,6 +196,58 @@ def corruption(n):
     ok(n.stop() == 0, "stops")
 
 
+SWEEPER = '''#!/bin/sh
+[ "$1" = sweep ] || exec {real} "$@"
+left=$(cat {dir}/sweep.do 2>/dev/null)
+echo "$*" >>{dir}/sweep.saw
+case "$left" in
+kill*) echo "${{left#kill}}" >{dir}/sweep.do; kill -9 $$ ;;
+again*) echo "${{left#again}}" >{dir}/sweep.do; exit 75 ;;
+esac
+exec {real} "$@"
+'''
+
+
+def sweeper_killed(n):
+    """A helper that is killed, or can't join, is started again: the region stays. The third in a row is not."""
+    real = n.bin
+    n.bin = tempfile.mkdtemp(prefix="kvp-sweep", dir=n.run)
+    for name in os.listdir(real):
+        shutil.copy(f"{real}/{name}", n.bin)
+    os.rename(n.bin + "/kvpickctl", n.bin + "/real")
+    with open(n.bin + "/kvpickctl", "w") as f:
+        f.write(SWEEPER.format(real=n.bin + "/real", dir=n.run))
+    os.chmod(n.bin + "/kvpickctl", 0o755)
+    n.order("httpd", "claim")
+    n.start()
+    h, gen = n.running("httpd"), n.generation()
+    for turn, how in enumerate(("kill", "again", "killagain")):
+        with open(n.run + "/sweep.do", "w") as f:
+            f.write(how)
+        os.kill(h["pid"], signal.SIGKILL)
+        h = n.running("httpd", other_than=h)
+        ok(h and n.generation() == gen, f"a sweep that ends by {how} is begun again, the region stays")
+        if turn == 0:
+            ok("commands=1" in n.text(), "what the dead process held was swept by the second")
+    with open(n.run + "/sweep.saw") as f:
+        saw = [line.split() for line in f]
+    owners = [[line[i + 1] for i, w in enumerate(line) if w == "--lost"] for line in saw]
+    ok([len(o) for o in owners] == [0, 1, 0, 1, 0, 1, 2] and len(set(owners[-1])) == 2,
+       "each knows the killed ones before it, by their owner words")
+    top = json.loads(n.ctl("--json", "top", "-1", "-u", "10").stdout)
+    total = {c["counter"]: c["total"] for c in top["counters"]}
+    ok(total["supervisor.sweep.again"] == 4 and total["supervisor.child.swept"] == 3, "both kinds are counted")
+    ok(n.ctl("check").returncode == 0, "kvpickctl check finds no faults")
+    with open(n.run + "/sweep.do", "w") as f:
+        f.write("killagainkill")
+    os.kill(h["pid"], signal.SIGKILL)
+    eventually(lambda: n.generation() not in (gen, None), "another generation")
+    ok("node.corrupt why=\"the sweep of a dead process failed\"" in n.text(),
+       "the third helper in a row that is killed: the region is taken for broken")
+    ok(n.running("httpd", other_than=h) and n.stop() == 0, "and the node works in another one")
+    n.bin = real
+
+
 def bad_child(n):
     n.order("httpd", "exit2")
     n.start()
@@ -268,8 +320,8 @@ def main():
     for role in ("indexer", "httpd"):
         shutil.copy(f"{BUILD}/tests/helpers/boot_child", f"{bin_dir}/kvpick-{role}")
     only = sys.argv[1:]
-    for scene in (command_line, starts_and_stops, child_comes_back, corruption, bad_child, stuck_and_deaf,
-                  stale_directory):
+    for scene in (command_line, starts_and_stops, child_comes_back, corruption, sweeper_killed, bad_child,
+                  stuck_and_deaf, stale_directory):
         if only and scene.__name__ not in only:
             continue
         n = Node(bin_dir, scene.__name__)

@@ -3,7 +3,7 @@
  * Shape      one process a call; verbs over struct ctl; output as text tables or as one JSON object, by the
  *            same code (ctl_tab_*).
  * Writers    nothing shared, except `sweep`, which the supervisor starts with --boot-fd.
- * Crash      a look leaves nothing. A killed sweep is repeated by nobody: the supervisor makes a new region.
+ * Crash      a look leaves nothing. The supervisor repeats a sweep that was killed.
  */
 #ifndef KVP_CTL_CTL_H
 #define KVP_CTL_CTL_H

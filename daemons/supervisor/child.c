@@ -132,12 +132,28 @@ static void child_ended(struct sup *s, struct sup_child *c, int st, uint64_t now
 	}
 }
 
+/* A helper that was killed, or could not join, says nothing about the region: a sweep can be repeated from
+ * any place. One that hangs does, and so does the third in a row. */
+static int sweep_again(struct sup *s, kvp_owner lost, int st, uint64_t now)
+{
+	struct sup_child *h = &s->sweeper;
+	int is_lost = WIFSIGNALED(st) || (WIFEXITED(st) && WEXITSTATUS(st) == KVP_EXIT_AGAIN);
+	if (!is_lost || h->stuck || s->sweep_lost_cnt + 1 >= SUP_SWEEP_TRIES)
+		return 0;
+	s->sweep_lost[s->sweep_lost_cnt++] = lost;
+	h->next_ms = now + later(s, &h->backoff_ms);
+	s->child[s->sweep_target].state = SUP_SWEEP_WAIT;
+	kvp_ctr_add(s->ctr, KVP_CTR_SUP_SWEPT_AGAIN, 1);
+	return 1;
+}
+
 static void sweeper_ended(struct sup *s, int st, uint64_t now)
 {
 	struct sup_child *h = &s->sweeper, *c = &s->child[s->sweep_target];
 	close(h->pidfd);
 	h->pidfd = -1;
 	h->pid = 0;
+	kvp_owner owner = h->owner;
 	release(s, h);
 	if (s->mode != SUP_RUN) {
 		release(s, c);
@@ -145,10 +161,14 @@ static void sweeper_ended(struct sup *s, int st, uint64_t now)
 	}
 	if (!WIFEXITED(st) || WEXITSTATUS(st) != 0) {
 		say_exit(h, st, now - h->start_ms);
+		if (sweep_again(s, owner, st, now))
+			return;
 		sup_corrupt(s, "the sweep of a dead process failed", now);
 		return;
 	}
 	release(s, c);
+	s->sweep_lost_cnt = 0;
+	h->next_ms = h->backoff_ms = 0;
 	kvp_ctr_add(s->ctr, KVP_CTR_SUP_SWEPT, 1);
 	KVP_LOG_I("child.swept", "role=%s instance=%u slot=%u ms=%llu", kvp_role_name(c->role), c->instance,
 		c->slot, (unsigned long long)(now - h->start_ms));
@@ -177,17 +197,23 @@ void sup_sweep_next(struct sup *s, uint64_t now)
 	struct sup_child *h = &s->sweeper;
 	if (h->pid && now - h->start_ms > SUP_SWEEP_TIMEOUT_MS) {
 		KVP_LOG_W("sweep.timeout", "slot=%u", s->child[s->sweep_target].slot);
+		h->stuck = 1;
 		send(h, SIGKILL); /* its end counts as a failed sweep */
 	}
-	if (h->pid || s->mode != SUP_RUN)
+	if (h->pid || s->mode != SUP_RUN || h->next_ms > now)
 		return;
 	for (uint32_t i = 0; i < s->child_cnt; i++) {
 		struct sup_child *c = &s->child[i];
 		if (c->state != SUP_SWEEP_WAIT)
 			continue;
-		char slot[16];
+		char slot[16], lost[SUP_SWEEP_TRIES][16];
+		const char *extra[4 + 2 * SUP_SWEEP_TRIES] = {"sweep", "--slot", slot};
 		snprintf(slot, sizeof(slot), "%u", c->slot);
-		const char *extra[] = {"sweep", "--slot", slot, NULL};
+		for (uint32_t k = 0; k < s->sweep_lost_cnt; k++) {
+			snprintf(lost[k], sizeof(lost[k]), "%u", s->sweep_lost[k]);
+			extra[3 + 2 * k] = "--lost";
+			extra[4 + 2 * k] = lost[k];
+		}
 		if (spawn(s, h, extra, now))
 			return; /* tried again in the next turn */
 		c->state = SUP_SWEEPING;

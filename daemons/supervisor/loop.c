@@ -51,6 +51,8 @@ static void rebuild(struct sup *s, uint64_t now)
 		s->child[i].next_ms = now + s->rebuild_backoff_ms;
 	}
 	s->sweeper.state = SUP_DOWN;
+	s->sweeper.next_ms = s->sweeper.backoff_ms = 0;
+	s->sweep_lost_cnt = 0;
 	uint64_t next = s->rebuild_backoff_ms ? s->rebuild_backoff_ms * 2 : SUP_BACKOFF_MIN_MS;
 	uint64_t max = s->cfg->restart_backoff_max_ms;
 	s->rebuild_backoff_ms = next < max ? next : max;

@@ -7,7 +7,7 @@
  *            region.
  * Crash      supervisor killed: children are killed by the parent-death signal; the next start makes a new
  *            region. A killed child is reaped, swept by the one-shot helper `kvpickctl sweep`, released,
- *            started again.
+ *            started again. A killed helper is started again, and sweeps what the killed one held, too.
  */
 #ifndef KVP_SUPERVISOR_SUP_H
 #define KVP_SUPERVISOR_SUP_H
@@ -20,6 +20,7 @@
 #define SUP_BACKOFF_MIN_MS 100
 #define SUP_HEALTHY_MS 10000	   /* a child that ran that long starts again without delay */
 #define SUP_SWEEP_TIMEOUT_MS 20000 /* the helper needs milliseconds */
+#define SUP_SWEEP_TRIES 3	   /* helpers killed in a row: then the region is taken for broken */
 #define SUP_BOOT_STUCK_MS 30000	   /* stuck limit in BOOT: rebuilding the largest index takes 100 s */
 #define SUP_STUCK_KILL 10	   /* times the stuck limit after which a stuck child is killed */
 #define SUP_ARCHIVE_MAX 8	   /* archived error logs kept in the run directory */
@@ -61,6 +62,8 @@ struct sup {
 	uint32_t child_cnt;
 	struct sup_child sweeper; /* the one-shot helper; state UP while it runs */
 	uint32_t sweep_target;	  /* index in child[] */
+	kvp_owner sweep_lost[SUP_SWEEP_TRIES]; /* helpers that were killed since the last one that was not */
+	uint32_t sweep_lost_cnt;
 	enum sup_mode mode;
 	int exit_code;
 	int opened;	      /* the indexer ran once in this region: the others may start */
