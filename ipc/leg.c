@@ -82,7 +82,7 @@ static void conn_close(struct kvp_leg_conn *c)
 {
 	struct kvp_leg_pool *p = c->pool;
 	conn_unlink(c);
-	p->stat.open--;
+	kvp_st_rlx_u64(&p->stat.open, kvp_ld_rlx_u64(&p->stat.open) - 1);
 	p->stat.idle -= c->state == CONN_IDLE;
 	kvp_timer_cancel(p->loop, &c->idle);
 	kvp_loop_defer_cancel(&c->cork);
@@ -248,7 +248,7 @@ static int conn_new(struct kvp_leg *leg)
 	leg->conn = c;
 	conn_link(c, &p->busy);
 	count(&p->stat.connects);
-	p->stat.open++;
+	count(&p->stat.open);
 	gap_set(leg);
 	return KVP_OK;
 }

@@ -218,9 +218,10 @@ def chaos(proto, fault, threads, profile="dyn"):
         wait_for(lambda: all(x["running_requests"] + x["waiting_requests"] == 0 for x in stats()), 5),
         f"{name}: no leg is left running",
     )
-    tap.ok(
-        wait_for(lambda: files(s.proc.pid) <= base + 40, 5), f"{name}: files are given back", (base, files(s.proc.pid))
-    )
+    # Beside what there was: kept connections to engines, the resolver of the one name (5), and the metrics' client, gone
+    # or not yet.
+    extra = lambda: files(s.proc.pid) - base - int(s.metric("engine_connections"))
+    tap.ok(wait_for(lambda: extra() <= 5 * threads + 1, 5), f"{name}: files are given back", (base, files(s.proc.pid), extra()))
     tap.ok(s.stop() == 0, f"{name}: the sidecar ends with 0", s.log.decode()[-6000:])
     proc.terminate()
     proc.wait(20 * SLOW)
@@ -230,8 +231,7 @@ print(f"# KVP_SEED={SEED}")
 for one in ADAPTER:
     chaos(one, "none", 1)
     for kind in ("error", "hang", "reset", "bad", "cut"):
-        if one != "trtllm":
-            chaos(one, kind, 2)
+        chaos(one, kind, 2)
         if one == "vllm":
             chaos(one, kind, 1, "llmd")
 sys.exit(tap.done())

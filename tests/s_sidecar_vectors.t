@@ -115,10 +115,11 @@ def leg_ok(x, side, host, chosen):
     tap.same(req.json(), resolve(want["json"], chosen, host), f"{x['id']} {name} body")
 
 
-def sides_ok(x, sides, chosen):
-    def expected(side, path):
-        return [c for c in side.side if c["request"]["url"].endswith(path)]
+def expected(side, path):
+    return [c for c in side.side if c["request"]["url"].endswith(path)]
 
+
+def sides_ok(x, sides, chosen):
     for side in sides:
         for path in ("/server_info", "/abort_request"):
             want = expected(side, path)
@@ -221,6 +222,10 @@ def run(x):
             tap.ok(wait_for(lambda w=side: w.closed, 3), f"{x['id']} {side.name} connection is closed")
         tap.same(side.engine.errors, [], f"{x['id']} {side.name} engine understood everything")
     tap.same(s.stop(), 0, f"{x['id']} the sidecar ends with 0")
+    # It ends behind the last of its calls: none has come that nobody waited for.
+    late = [(side.name, len(side.engine.calls("/abort_request"))) for side in (p, d)]
+    want = [(side.name, len(expected(side, "/abort_request"))) for side in (p, d)]
+    tap.same(late, want, f"{x['id']} no abort came later")
     for side in (p, d):
         side.engine.close()
 

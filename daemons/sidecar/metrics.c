@@ -132,6 +132,7 @@ static void put_all(struct kvp_text *t)
 		"Requests and pipelined bytes over the budget of kept bytes.", SUM(count.held_refused));
 	put_one(t, "connections", "gauge", "Connections of clients.", SUM(count.conns));
 	put_one(t, "connections_accepted_total", "counter", "Connections accepted.", SUM(count.accepted));
+	put_one(t, "engine_connections", "gauge", "Connections to engines.", SUM(pool.stat.open));
 	put_one(t, "engine_connections_total", "counter", "Connections made to engines.",
 		SUM(pool.stat.connects));
 	put_one(t, "engine_connections_reused_total", "counter", "Calls on a kept connection.",

@@ -460,6 +460,19 @@ class Sidecar:
     before = []  # put before the command
 
     def __init__(self, decode_port, adapter=None, wait=True, **env):
+        """A port may be taken between its choice and the sidecar's start: then others are tried."""
+        for _ in range(5):
+            self.start(decode_port, adapter, env)
+            if not wait or wait_for(lambda: self.proc.poll() is not None or self.up(), 10) and self.up():
+                return
+            self.proc.kill()
+            self.proc.wait()
+            self.reader.join(5)
+            if b"Address already in use" not in self.log:
+                break
+        raise RuntimeError(f"the sidecar does not start: {self.log.decode()}")
+
+    def start(self, decode_port, adapter, env):
         self.port, self.metrics = free_port(), free_port()
         e = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVPICK_"))}
         e.update(
@@ -480,9 +493,8 @@ class Sidecar:
             stdout=subprocess.DEVNULL,
         )
         self.log = b""
-        threading.Thread(target=self.read_log, daemon=True).start()
-        if wait and not wait_for(self.up, 10):
-            raise RuntimeError(f"the sidecar does not start: {self.log.decode()}")
+        self.reader = threading.Thread(target=self.read_log, daemon=True)
+        self.reader.start()
 
     def read_log(self):
         for line in self.proc.stderr:
