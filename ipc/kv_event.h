@@ -177,6 +177,8 @@ uint32_t kvp_kv_norm_notes(const struct kvp_kv_norm *n, const struct kvp_kv_note
 int kvp_kv_norm_restore(struct kvp_kv_norm *n, const struct kvp_kv_note *note, uint32_t cnt);
 /* kvp_kv_norm_remembered: blocks with LoRA or salt remembered now (gauge). */
 uint32_t kvp_kv_norm_remembered(const struct kvp_kv_norm *n);
+/* kvp_kv_norm_probes: cells looked at since new. About two for each hash, whatever the engine chose. */
+uint64_t kvp_kv_norm_probes(const struct kvp_kv_norm *n);
 
 /* kvp_kv_normalise turns one event of the effective rank dp_rank into an operation.
  *

@@ -4,6 +4,7 @@
  * two terms, not the texts. Only blocks with LoRA or salt are remembered, as long as any tier of the rank
  * holds them.
  */
+#include <kvpick/mix.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +40,8 @@ struct kvp_kv_norm {
 	uint64_t *seen; /* scratch of the self-reference check: hash + stamp pairs */
 	uint32_t seen_max;
 	uint64_t stamp;
+	struct kvp_mix mix; /* engines choose their hashes */
+	uint64_t probes;
 	struct kvp_kv_note *note; /* what the last call changed */
 	uint32_t note_cnt, note_max;
 };
@@ -94,6 +97,10 @@ int kvp_kv_tier_of(struct kvp_kv_str medium, enum kvp_kv_tier *out)
 struct kvp_kv_norm *kvp_kv_norm_new(uint32_t block_size)
 {
 	struct kvp_kv_norm *n = block_size ? calloc(1, sizeof(*n)) : NULL;
+	if (n && kvp_mix_draw(&n->mix)) {
+		free(n);
+		return NULL;
+	}
 	if (n)
 		n->block_size = block_size;
 	return n;
@@ -178,6 +185,11 @@ uint32_t kvp_kv_norm_remembered(const struct kvp_kv_norm *n)
 	return n->remembered;
 }
 
+uint64_t kvp_kv_norm_probes(const struct kvp_kv_norm *n)
+{
+	return n->probes;
+}
+
 static struct rank_state *rank_find(struct kvp_kv_norm *n, uint32_t dp_rank)
 {
 	for (uint32_t i = 0; i < n->rank_cnt; i++)
@@ -221,19 +233,27 @@ void kvp_kv_norm_forget_rank(struct kvp_kv_norm *n, uint32_t dp_rank)
 
 /* ---- block memory ---- */
 
-static uint32_t slot_of(uint64_t ext, uint32_t max)
+static uint32_t slot_of(const struct kvp_kv_norm *n, uint64_t ext, uint32_t max)
 {
-	return (uint32_t)((ext * 0x9e3779b97f4a7c15ull) >> 32) & (max - 1);
+	return (uint32_t)kvp_mix_u64(&n->mix, ext) & (max - 1);
 }
 
-static struct memory *recall(struct rank_state *r, uint64_t ext)
+/* The cell of ext, or the free one where it belongs; there is a free one. */
+static struct memory *cell_of(struct kvp_kv_norm *n, struct memory *cell, uint32_t max, uint64_t ext)
+{
+	uint32_t home = slot_of(n, ext, max), i = home;
+	while (cell[i].tiers && cell[i].ext != ext)
+		i = (i + 1) & (max - 1);
+	n->probes += ((i - home) & (max - 1)) + 1;
+	return &cell[i];
+}
+
+static struct memory *recall(struct kvp_kv_norm *n, struct rank_state *r, uint64_t ext)
 {
 	if (!r || !r->cell_cnt)
 		return NULL;
-	for (uint32_t i = slot_of(ext, r->cell_max); r->cell[i].tiers; i = (i + 1) & (r->cell_max - 1))
-		if (r->cell[i].ext == ext)
-			return &r->cell[i];
-	return NULL;
+	struct memory *m = cell_of(n, r->cell, r->cell_max, ext);
+	return m->tiers ? m : NULL;
 }
 
 /* Room for cnt more cells at load factor 1/2. */
@@ -252,10 +272,7 @@ static int reserve(struct kvp_kv_norm *n, struct rank_state *r, uint32_t cnt)
 	for (uint32_t i = 0; i < r->cell_max; i++) {
 		if (!r->cell[i].tiers)
 			continue;
-		uint32_t to = slot_of(r->cell[i].ext, max);
-		while (cell[to].tiers)
-			to = (to + 1) & (max - 1);
-		cell[to] = r->cell[i];
+		*cell_of(n, cell, max, r->cell[i].ext) = r->cell[i];
 	}
 	free(r->cell);
 	r->cell = cell;
@@ -270,7 +287,7 @@ static void forget_cell(struct kvp_kv_norm *n, struct rank_state *r, struct memo
 	m->tiers = 0;
 	note_block(n, r, m);
 	for (uint32_t i = (hole + 1) & mask; r->cell[i].tiers; i = (i + 1) & mask) {
-		uint32_t home = slot_of(r->cell[i].ext, r->cell_max);
+		uint32_t home = slot_of(n, r->cell[i].ext, r->cell_max);
 		if (((i - home) & mask) >= ((i - hole) & mask)) {
 			r->cell[hole] = r->cell[i];
 			hole = i;
@@ -301,9 +318,10 @@ struct names {
 	uint8_t has_lora, has_salt;
 };
 
-static enum kvp_kv_reason names_of(struct rank_state *r, const struct kvp_kv_event *ev, struct names *out)
+static enum kvp_kv_reason names_of(
+	struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev, struct names *out)
 {
-	const struct memory *p = ev->has_parent ? recall(r, ev->parent) : NULL;
+	const struct memory *p = ev->has_parent ? recall(n, r, ev->parent) : NULL;
 	memset(out, 0, sizeof(*out));
 	if (ev->lora.p) {
 		out->lora_term = kvp_hash_seed(ev->lora.p, ev->lora.len, NULL, 0) - KVP_HASH_BASE_SEED;
@@ -340,7 +358,7 @@ static enum kvp_kv_reason remember(struct kvp_kv_norm *n, struct rank_state *r, 
 	if ((is_named && reserve(n, r, ev->hash_cnt) != KVP_OK) || note_room(n, ev->hash_cnt) != KVP_OK)
 		return KVP_KV_REASON_STATE_FULL;
 	for (uint32_t i = 0; i < ev->hash_cnt; i++) {
-		struct memory *m = recall(r, ev->hash[i]);
+		struct memory *m = recall(n, r, ev->hash[i]);
 		if (m) {
 			struct memory was = *m;
 			if (m->has_salt != names->has_salt || m->salt_term != names->salt_term)
@@ -356,16 +374,14 @@ static enum kvp_kv_reason remember(struct kvp_kv_norm *n, struct rank_state *r, 
 		}
 		if (!is_named)
 			continue;
-		uint32_t to = slot_of(ev->hash[i], r->cell_max);
-		while (r->cell[to].tiers)
-			to = (to + 1) & (r->cell_max - 1);
-		r->cell[to] = (struct memory){.ext = ev->hash[i],
+		m = cell_of(n, r->cell, r->cell_max, ev->hash[i]);
+		*m = (struct memory){.ext = ev->hash[i],
 			.lora_term = names->lora_term,
 			.salt_term = names->salt_term,
 			.tiers = TIER_BIT(tier),
 			.has_lora = names->has_lora,
 			.has_salt = names->has_salt};
-		note_block(n, r, &r->cell[to]);
+		note_block(n, r, m);
 		r->cell_cnt++;
 		n->remembered++;
 	}
@@ -429,7 +445,8 @@ static enum kvp_kv_reason check_group(
 /* Was h marked under the present stamp? Marks it. seen holds (hash, stamp) pairs. */
 static int seen_before(struct kvp_kv_norm *n, uint64_t h)
 {
-	for (uint32_t i = slot_of(h, n->seen_max);; i = (i + 1) & (n->seen_max - 1)) {
+	for (uint32_t i = slot_of(n, h, n->seen_max);; i = (i + 1) & (n->seen_max - 1)) {
+		n->probes++;
 		if (n->seen[2 * i + 1] != n->stamp) {
 			n->seen[2 * i] = h;
 			n->seen[2 * i + 1] = n->stamp;
@@ -471,7 +488,7 @@ static enum kvp_kv_reason attach(
 	if (op->tier == KVP_KV_DEVICE || !ev->hash_cnt)
 		return KVP_KV_REASON_EMPTY_STORE;
 	for (uint32_t i = 0; i < ev->hash_cnt; i++) {
-		struct memory *m = recall(r, ev->hash[i]);
+		struct memory *m = recall(n, r, ev->hash[i]);
 		if (!m || (m->tiers & TIER_BIT(op->tier)))
 			continue;
 		m->tiers |= TIER_BIT(op->tier);
@@ -499,7 +516,7 @@ static enum kvp_kv_reason store(
 	if (!blocks)
 		return KVP_KV_REASON_EMPTY_STORE;
 	struct names names;
-	why = names_of(r, ev, &names);
+	why = names_of(n, r, ev, &names);
 	if (why == KVP_KV_REASON_OK)
 		why = remember(n, r, ev, op->tier, &names);
 	if (why != KVP_KV_REASON_OK)
@@ -523,7 +540,7 @@ static void removed(
 	struct kvp_kv_norm *n, struct rank_state *r, const struct kvp_kv_event *ev, struct kvp_kv_op *op)
 {
 	for (uint32_t i = 0; i < ev->hash_cnt && r->cell_cnt; i++) {
-		struct memory *m = recall(r, ev->hash[i]);
+		struct memory *m = recall(n, r, ev->hash[i]);
 		if (!m)
 			continue;
 		if (m->tiers == TIER_BIT(op->tier)) {
@@ -612,14 +629,11 @@ static int restore_one(struct kvp_kv_norm *n, const struct kvp_kv_note *note)
 			learn(n, r, (uint32_t)note->id, (enum group_class)class);
 		return KVP_OK;
 	}
-	if (!(note->state & NOTE_TIERS) || recall(r, note->id))
+	if (!(note->state & NOTE_TIERS) || recall(n, r, note->id))
 		return KVP_OK;
 	if (reserve(n, r, 1) != KVP_OK)
 		return KVP_ERR_FULL;
-	uint32_t to = slot_of(note->id, r->cell_max);
-	while (r->cell[to].tiers)
-		to = (to + 1) & (r->cell_max - 1);
-	r->cell[to] = (struct memory){.ext = note->id,
+	*cell_of(n, r->cell, r->cell_max, note->id) = (struct memory){.ext = note->id,
 		.lora_term = note->lora_term,
 		.salt_term = note->salt_term,
 		.tiers = note->state & NOTE_TIERS,

@@ -5,6 +5,8 @@
 #ifndef KVP_SHM_CATALOGUE_PRIV_H
 #define KVP_SHM_CATALOGUE_PRIV_H
 
+#include <kvpick/mix.h>
+
 #include "shm/catalogue.h"
 
 #define KVP_CAT_MAGIC 0x6b76702d63617401ull
@@ -87,7 +89,8 @@ uint64_t kvp_cat_part_hash(const struct kvp_cat_shm *shm, enum kvp_part_role rol
 
 static inline uint32_t kvp_cat_bucket(const struct kvp_cat *cat, uint64_t worker_id)
 {
-	return (uint32_t)((worker_id * 0x9e3779b97f4a7c15ull) >> 32) & cat->bucket_mask;
+	struct kvp_mix mix = kvp_mix_of(cat->shm->salt);
+	return (uint32_t)kvp_mix_u64(&mix, worker_id) & cat->bucket_mask;
 }
 static inline struct kvp_cat_view_shm *kvp_cat_view_buf(
 	const struct kvp_cat *cat, uint32_t part, uint64_t version)

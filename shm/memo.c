@@ -1,13 +1,14 @@
 /* shm/memo.c — chained map of the notes. */
 #include "shm/memo.h"
 
+#include <kvpick/mix.h>
 #include <kvpick/point.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define KVP_MEMO_MAGIC 0x6b76702d6d656d6full
-#define KVP_MEMO_LAYOUT 1
+#define KVP_MEMO_LAYOUT 2
 #define SWEEP_PER_NEW 2 /* buckets looked through for each new node */
 
 struct kvp_memo_node {
@@ -20,7 +21,9 @@ struct kvp_memo_node {
 struct kvp_memo_shm {
 	struct kvp_objhdr hdr;
 	uint32_t is_used; /* 0: no bucket has ever been touched */
-	uint32_t pad[15];
+	uint32_t pad0;
+	struct kvp_mix mix; /* constant; engines choose the ids */
+	uint64_t pad1[5];
 };
 
 struct sizes {
@@ -72,6 +75,7 @@ int kvp_memo_new(void *mem, const struct kvp_geom *g)
 	if (!mem || ((uintptr_t)mem & (KVP_CACHE_LINE - 1)) || !footprint)
 		return KVP_ERR_INVAL;
 	kvp_obj_begin(&shm->hdr, KVP_MEMO_LAYOUT, memo_layout_hash(), footprint, g->region_gen);
+	shm->mix = kvp_mix_of(g->salt);
 	kvp_obj_ready(&shm->hdr, KVP_MEMO_MAGIC); /* zeros are empty buckets */
 	return KVP_OK;
 }
@@ -80,9 +84,8 @@ int kvp_memo_new(void *mem, const struct kvp_geom *g)
 
 static uint32_t bucket_of(const struct kvp_memo *m, uint32_t rank_slot, uint32_t dp_rank, uint64_t id)
 {
-	uint64_t owner = (uint64_t)rank_slot << 32 | dp_rank;
-	uint64_t h = (id ^ owner * 0x9e3779b97f4a7c15ull) * 0xff51afd7ed558ccdull;
-	return (uint32_t)(h >> 32) & (m->bucket_max - 1);
+	uint64_t owner = kvp_mix_u64(&m->shm->mix, (uint64_t)rank_slot << 32 | dp_rank);
+	return (uint32_t)kvp_mix_u64(&m->shm->mix, owner ^ id) & (m->bucket_max - 1);
 }
 
 static int is_alive(const struct kvp_memo *m, const struct kvp_memo_node *n)
@@ -245,6 +248,7 @@ static uint32_t *find(struct kvp_memo *m, uint32_t b, uint32_t rank_slot, const 
 	uint32_t *link = &m->bucket[b];
 	while (*link) {
 		struct kvp_memo_node *n = &m->node[*link - 1];
+		m->steps++;
 		if (!is_alive(m, n)) {
 			unlink_node(m, link);
 			continue;
@@ -323,7 +327,7 @@ static int put_one(struct kvp_memo *m, uint32_t rank_slot, const struct kvp_memo
 	if (!n)
 		return KVP_OK;
 	/* The old node is behind the new one; the first to be found is not. */
-	for (link = &m->node[m->bucket[b] - 1].next; *link && &m->node[*link - 1] != n;)
+	for (link = &m->node[m->bucket[b] - 1].next; *link && &m->node[*link - 1] != n; m->steps++)
 		link = &m->node[*link - 1].next;
 	if (*link) {
 		unlink_node(m, link);

@@ -3,7 +3,7 @@
  *
  * Shape      a map in the indexer's own segment: chained hash, 32-bit links, nodes from a dense arena, so
  *            what is touched grows with what is remembered. Key (rank slot, data-parallel rank, kind, id),
- *            value two words and a state. A rank slot has an epoch; nodes of another epoch are dead.
+ *            hashed with a secret that the header keeps; value two words and a state. A rank slot has an epoch; nodes of another epoch are dead.
  * Truth      nodes reachable from a bucket whose epoch is their rank slot's.
  * Why        an engine says LoRA and salt of the first block of a chain only. An indexer that has forgotten
  *            them would hash every later block of the chain wrongly: no foreign match, but no match either.
@@ -45,6 +45,7 @@ struct kvp_memo { /* process-local handle */
 	uint32_t free_cnt, free_max;
 	uint32_t sweep;	    /* next bucket to be looked through for dead nodes */
 	uint32_t *live_cnt; /* heap: nodes of each rank slot's epoch */
+	uint64_t steps;	    /* nodes looked at by kvp_memo_put: a few for each note, whatever the ids */
 };
 
 uint64_t kvp_memo_align(void);

@@ -89,7 +89,7 @@ static int memory(struct kvp_radix_w *w)
 	w->dup = kvp_radix_mem_get(16ULL * KVP_RADIX_OP_BLK_MAX);
 	w->dup_stamp = 1;
 	if (!w->name || !w->alias_by_ext || !w->alias_by_pos || !w->col_use || !w->tslot ||
-		!w->next.tslot || !w->key || !w->dup ||
+		!w->next.tslot || !w->key || !w->dup || kvp_mix_draw(&w->dup_mix) ||
 		kvp_radix_buddy_open(&w->colb, w->geo.col_max / KVP_RADIX_COL_GRAN, 7, &w->pub->col_bump) ||
 		kvp_radix_buddy_open(&w->cutb, w->geo.cut_max / KVP_RADIX_CUT_GRAN,
 			KVP_RADIX_IV_CLASS_MAX - 1, &w->pub->cut_bump))

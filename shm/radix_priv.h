@@ -15,6 +15,8 @@
 #ifndef KVP_SHM_RADIX_PRIV_H
 #define KVP_SHM_RADIX_PRIV_H
 
+#include <kvpick/mix.h>
+
 #include "shm/radix.h"
 
 #define KVP_RADIX_KEY_NONE 0ULL /* table slot never used: ends a probe */
@@ -278,6 +280,8 @@ struct kvp_radix_w {
 	uint64_t *key;	  /* keys of the blocks of the current operation */
 	uint32_t *dup;	  /* duplicate detection: stamp + index */
 	uint32_t dup_stamp;
+	struct kvp_mix dup_mix; /* engines choose the hashes */
+	uint64_t dup_steps;     /* places passed by: less than one for each hash, whatever the hashes */
 	struct kvp_radix_tour tour[KVP_RADIX_TOUR_MAX];
 	uint64_t tour_serial, tour_tick;
 	uint32_t tour_any; /* 1: some tour is under way */

@@ -356,8 +356,8 @@ static int distinct(struct kvp_radix_w *w, uint32_t n, const uint64_t *ext, cons
 	for (uint32_t i = 0; i < n; i++) {
 		if (parent && ext[i] == *parent)
 			return 0;
-		uint32_t at = (uint32_t)((ext[i] * 0x9e3779b97f4a7c15ULL) >> (64 - log2));
-		for (; w->dup[at] >= stamp; at = (at + 1) & mask)
+		uint32_t at = (uint32_t)kvp_mix_u64(&w->dup_mix, ext[i]) & mask;
+		for (; w->dup[at] >= stamp; at = (at + 1) & mask, w->dup_steps++)
 			if (ext[w->dup[at] - stamp] == ext[i])
 				return 0;
 		w->dup[at] = stamp + i;

@@ -2,6 +2,7 @@
 #include "daemons/indexer/held.h"
 
 #include <kvpick/err.h>
+#include <kvpick/mix.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,12 +21,18 @@ struct kvp_held {
 	struct rank *bucket[BUCKETS];
 	struct rank *last; /* put to last */
 	uint64_t max_words, words, blocks;
+	uint64_t steps;
 	uint32_t ranks;
+	struct kvp_mix mix; /* peers choose worker ids */
 };
 
 struct kvp_held *kvp_held_new(uint64_t max_words)
 {
 	struct kvp_held *h = calloc(1, sizeof(*h));
+	if (h && kvp_mix_draw(&h->mix)) {
+		free(h);
+		return NULL;
+	}
 	if (h)
 		h->max_words = max_words;
 	return h;
@@ -72,10 +79,15 @@ uint32_t kvp_held_ranks(const struct kvp_held *h)
 	return h->ranks;
 }
 
-static uint32_t bucket_of(uint64_t worker_id, uint32_t dp_rank)
+uint64_t kvp_held_steps(const struct kvp_held *h)
 {
-	return (uint32_t)((worker_id * 0x9e3779b97f4a7c15ull + dp_rank * 0xc2b2ae3d27d4eb4full) >> 40) &
-	       (BUCKETS - 1);
+	return h->steps;
+}
+
+static uint32_t bucket_of(const struct kvp_held *h, uint64_t worker_id, uint32_t dp_rank)
+{
+	uint64_t worker = kvp_mix_u64(&h->mix, worker_id);
+	return (uint32_t)kvp_mix_u64(&h->mix, worker ^ dp_rank) & (BUCKETS - 1);
 }
 
 static int is_rank(const struct rank *r, uint32_t role, const char *key, uint32_t key_len, uint64_t worker_id,
@@ -88,8 +100,8 @@ static int is_rank(const struct rank *r, uint32_t role, const char *key, uint32_
 static struct rank **find(struct kvp_held *h, uint32_t role, const char *key, uint32_t key_len,
 	uint64_t worker_id, uint32_t dp_rank)
 {
-	struct rank **at = &h->bucket[bucket_of(worker_id, dp_rank)];
-	while (*at && !is_rank(*at, role, key, key_len, worker_id, dp_rank))
+	struct rank **at = &h->bucket[bucket_of(h, worker_id, dp_rank)];
+	for (; *at && !is_rank(*at, role, key, key_len, worker_id, dp_rank); h->steps++)
 		at = &(*at)->next;
 	return at;
 }

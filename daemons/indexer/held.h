@@ -45,8 +45,10 @@ int kvp_held_take(struct kvp_held *h, uint32_t role, const char *key, uint32_t k
 	uint32_t dp_rank, struct kvp_held_list *out);
 void kvp_held_free_list(struct kvp_held_list *l);
 
-/* kvp_held_drop forgets everything; returns the blocks. kvp_held_blocks, kvp_held_ranks: kept now. */
+/* kvp_held_drop forgets everything; returns the blocks. kvp_held_blocks, kvp_held_ranks: kept now.
+ * kvp_held_steps: ranks passed by in chains since new; a few for each look, whatever the ids. */
 uint64_t kvp_held_drop(struct kvp_held *h);
 uint64_t kvp_held_blocks(const struct kvp_held *h);
 uint32_t kvp_held_ranks(const struct kvp_held *h);
+uint64_t kvp_held_steps(const struct kvp_held *h);
 #endif
