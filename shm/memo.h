@@ -3,7 +3,8 @@
  *
  * Shape      a map in the indexer's own segment: chained hash, 32-bit links, nodes from a dense arena, so
  *            what is touched grows with what is remembered. Key (rank slot, data-parallel rank, kind, id),
- *            hashed with a secret that the header keeps; value two words and a state. A rank slot has an epoch; nodes of another epoch are dead.
+ *            hashed with a secret that the header keeps; value two words and a state. A rank slot has an
+ *            epoch; nodes of another epoch are dead.
  * Truth      nodes reachable from a bucket whose epoch is their rank slot's.
  * Why        an engine says LoRA and salt of the first block of a chain only. An indexer that has forgotten
  *            them would hash every later block of the chain wrongly: no foreign match, but no match either.

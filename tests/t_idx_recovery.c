@@ -238,6 +238,18 @@ static void refused(void)
 	rec(KVP_RECOV_REMOVE, 1, 0, 0, 100, 3);
 	((struct kvp_recov_rec *)(void *)(buf.bytes + rec_off))->n = 0;
 	ok(put(1, &d) == KVP_ERR_PROTO, "nothing to remove");
+	static char key[KVP_RECOV_KEY_MAX + 2];
+	memset(key, 'k', KVP_RECOV_KEY_MAX);
+	key[KVP_RECOV_KEY_MAX / 2] = ':';
+	for (uint32_t cut = 0; cut < 2; cut++) {
+		head(key + cut, 16);
+		rec(KVP_RECOV_STORE, 1, 0, 0, 100, 3);
+		ok(put(1, &d) == KVP_OK && d.held == 3, "a key of %u bytes", KVP_RECOV_KEY_MAX - cut);
+	}
+	key[KVP_RECOV_KEY_MAX] = 'k';
+	head(key, 16);
+	rec(KVP_RECOV_STORE, 1, 0, 0, 100, 3);
+	ok(put(1, &d) == KVP_ERR_PROTO, "a key of one byte more");
 	head("a:b:g", 0);
 	ok(put(1, &d) == KVP_ERR_PROTO, "no block size");
 	used = 8;

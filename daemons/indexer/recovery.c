@@ -188,9 +188,10 @@ int kvp_idx_recovery_put(
 	if (c->len < sizeof(head))
 		return KVP_ERR_PROTO;
 	memcpy(&head, buf, sizeof(head));
-	uint64_t at = sizeof(head) + KVP_RECOV_KEY_BYTES(head.key_len < KVP_RECOV_KEY_MAX ? head.key_len : 0);
-	if (head.key_len > KVP_RECOV_KEY_MAX || head.role >= KVP_PART_ROLE_CNT || !head.block_size ||
-		at > c->len)
+	if (head.key_len > KVP_RECOV_KEY_MAX || head.role >= KVP_PART_ROLE_CNT || !head.block_size)
+		return KVP_ERR_PROTO;
+	uint64_t at = sizeof(head) + KVP_RECOV_KEY_BYTES(head.key_len);
+	if (at > c->len)
 		return KVP_ERR_PROTO;
 	b.key = (struct kvp_held_key){
 		head.role, head.block_size, (const char *)buf + sizeof(head), head.key_len};
