@@ -1,6 +1,6 @@
 /* Configuration: precedence, every class of error, rules across settings, texts, the sealed memory file,
  * and the start vectors of scheduling.json and selection_api.json. The environment is passed in. */
-#include "daemons/common/config.h"
+#include "daemons/common/config_priv.h"
 #include "daemons/common/log.h"
 #include "tests/vec.h"
 
@@ -316,7 +316,7 @@ static void rules(void)
 	is_str(cfg.epp_disagg_paths, "/completions,/responses", "in one form");
 	BAD("", EPP ";KVPICK_EPP_DISAGG_PATHS=/a,completions", "KVPICK_EPP_DISAGG_PATHS;begin with a slash");
 	BAD("", EPP ";KVPICK_EPP_DISAGG_PATHS=/completions?x", "KVPICK_EPP_DISAGG_PATHS;no path has");
-	BAD("", EPP ";KVPICK_EPP_DISAGG_PATHS=,", "KVPICK_EPP_DISAGG_PATHS;no member");
+	BAD("", EPP ";KVPICK_EPP_DISAGG_PATHS=,", "KVPICK_EPP_DISAGG_PATHS;without a member");
 	BAD("", EPP ";DYN_EPP_TOPOLOGY_MODE=disaggregated;DYN_EPP_ROLE_LABEL=-x",
 		"DYN_EPP_WORKER_ROLE_LABEL");
 	good("", EPP ";DYN_EPP_ROLE_LABEL=-x", "the role label is not looked at in aggregated topology");
@@ -350,6 +350,51 @@ static void rules(void)
 }
 
 /* The policies that users of llm-d and trtllm-serve know, and the roles' words. */
+/* Every time is used in nanoseconds somewhere, with a clock's time added, and some doubled. */
+static void times(void)
+{
+	uint32_t cnt = 0;
+	for (int i = 0; i < KVP_CFG_CNT; i++) {
+		const struct kvp_cfg_row *r = &kvp_cfg_row[i];
+		const char *unit = strrchr(r->name, '_');
+		uint64_t ns = 0;
+		if (unit && !strcmp(unit, "_MS"))
+			ns = 1000000;
+		if (unit && !strcmp(unit, "_SECS"))
+			ns = 1000000000;
+		if (r->type != KVP_CFG_INT || !ns)
+			continue;
+		ok(r->umax <= UINT64_MAX / 8 / ns, "%s up to %llu", r->name, (unsigned long long)r->umax);
+		cnt++;
+	}
+	ok(cnt > 20, "%u times", cnt);
+	good("",
+		"DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS=1000000000;"
+		"DYN_EPP_RECOVERY_HTTP_TIMEOUT_MS=1000000000000",
+		"the longest times");
+	BAD("", "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS=1000000001", "EXPIRY_SECS;1..1000000000");
+	BAD("", "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS=18446744074", "EXPIRY_SECS;out of range");
+	BAD("", "DYN_EPP_RECOVERY_HTTP_TIMEOUT_MS=1000000000001", "TIMEOUT_MS;out of range");
+}
+
+static void lists(void)
+{
+	char env[4096], ok_one[1024], too_long[1025];
+	BAD("", EPP ";KVPICK_EPP_LISTEN=,", "KVPICK_EPP_LISTEN;without a member");
+	BAD("", EPP ";KVPICK_EPP_TAINT_LABELS= , ,", "KVPICK_EPP_TAINT_LABELS;without a member");
+	BAD("", "KVPICK_INDEXER_PEERS=,", "KVPICK_INDEXER_PEERS;without a member");
+	good("", EPP ";KVPICK_EPP_LISTEN=;KVPICK_EPP_TAINT_LABELS=", "empty lists are not set");
+	memset(ok_one, 'h', sizeof(ok_one) - 1);
+	memcpy(ok_one, "http://", 7);
+	ok_one[1023] = 0;
+	snprintf(too_long, sizeof(too_long), "%sh", ok_one);
+	snprintf(env, sizeof(env), "KVPICK_INDEXER_PEERS=%s,http://b:1", ok_one);
+	good("", env, "a member as long as may be");
+	snprintf(env, sizeof(env), "KVPICK_INDEXER_PEERS=http://a:1,%s,http://b:1", too_long);
+	ok(LOAD("", env) == KVP_ERR_INVAL && strstr(err.text, "a member is too long"),
+		"a member that no reader would take, and behind which none would be found");
+}
+
 static void other_pickers(void)
 {
 #define COND "DYN_ROUTER_CONDITIONAL_DISAGG=true;DYN_ROUTER_CONDITIONAL_DISAGG_POLICY="
@@ -593,6 +638,8 @@ int main(void)
 	refused_and_ignored();
 	aliases();
 	rules();
+	times();
+	lists();
 	other_pickers();
 	json_form();
 	texts();

@@ -164,7 +164,9 @@ static inline int kvp_config_has(double v)
 }
 
 /* kvp_config_list_next copies the next member of a list setting. *pos starts at 0. Returns 1, 0 at the
- * end. */
+ * end. No list that was accepted has a longer member than these; with less room it would end there. */
+#define KVP_CONFIG_MEMBER_MAX 1023u /* bytes */
+#define KVP_CONFIG_ALLOW_MAX 320u   /* of a list of allowed targets */
 int kvp_config_list_next(const char *list, size_t *pos, char *member, size_t cap);
 
 /* kvp_config_name returns the variable of a setting. */

@@ -197,6 +197,8 @@ static const char *check_allow(const char *v)
 {
 	char host[256];
 	const char *slash = strchr(v, '/');
+	if (strlen(v) > KVP_CONFIG_ALLOW_MAX)
+		return "a member is too long";
 	if (slash) {
 		size_t n = (size_t)(slash - v);
 		long bits = port_at(slash + 1);
@@ -225,7 +227,7 @@ static const char *check_members(const char *list, const char *(*one)(const char
 	const char *bad = NULL;
 	size_t pos = 0;
 	while (!bad && kvp_config_list_next(list, &pos, member, sizeof(member)))
-		bad = one(member);
+		bad = strlen(member) > KVP_CONFIG_MEMBER_MAX ? "a member is too long" : one(member);
 	return bad;
 }
 
@@ -263,7 +265,7 @@ const char *kvp_cfg_check(enum kvp_cfg_check check, const char *v)
 	case CHECK_ALLOW_LIST:
 		return check_members(v, check_allow);
 	case CHECK_PATH_LIST:
-		return v[0] ? check_members(v, check_path) : "has no member";
+		return check_members(v, check_path);
 	}
 	return NULL;
 }

@@ -269,7 +269,7 @@ static const char *set_str(char *field, const struct kvp_cfg_row *r, const char 
 		snprintf(text, sizeof(text), "%s", v);
 	if (!bad && strlen(text) >= r->cap)
 		bad = "too long";
-	if (!bad && !text[0] && is_never_empty(r))
+	if (!bad && !text[0] && (is_never_empty(r) || r->check >= CHECK_LIST_FIRST))
 		bad = "set, but without a member";
 	if (!bad)
 		bad = kvp_cfg_check(r->check, text);
