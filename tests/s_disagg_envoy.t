@@ -216,6 +216,10 @@ def served(w):
               "trtllm": {"disaggregated_params": {"request_type": "context_only"}, "prompt_token_ids": [1]}}[w.name]
     tap.same(w.ask(chat(**forged)).status, 200, f"{w.name}: a client's own {sorted(forged)} do no harm")
     calls += 1
+    got = w.ask({"model": MODEL, "input": "5 6"}, "/v1/embeddings")
+    tap.same((got.status, w.node.plan("decode_only")), (404, 1),
+             f"{w.name}: what the engines do not know is the decode engine's to say: no pair is booked for it")
+    w.idle("embeddings")
     tap.same(w.engines.stats("generated"), [calls, calls], f"{w.name}: each request was one leg at each engine")
     refused = [({"n": n}, NOT_ONE[w.name]) for n in (0, 2, -1, "1", True)]
     refused += {"vllm": [({"kv_transfer_params": {"do_remote_decode": True}}, "invalid_pd_request")],
