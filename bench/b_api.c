@@ -11,7 +11,6 @@
  */
 #include <ctype.h>
 #include <errno.h>
-#include <strings.h>
 #include <kvpick/err.h>
 #include "bench/live.h"
 #include "ipc/json_out.h"

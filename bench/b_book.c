@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -4,8 +4,6 @@
  * Prints     ops_s = requests a second; ops_cpu_s = requests a second of the server's CPU time (a core's
  *            worth); latencies as the client sees them while it keeps every connection busy.
  */
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

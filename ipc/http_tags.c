@@ -3,8 +3,6 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <kvpick/err.h>
 #include "ipc/http_server_priv.h"
 
 #define STATE_CLOSE 7 /* of a connection that was reset, or closed and acknowledged in both directions */

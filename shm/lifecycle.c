@@ -506,11 +506,6 @@ uint64_t kvp_lifecycle_depth(const struct kvp_lifecycle_ring *l)
 	return tail - head <= l->cell_mask + 1 ? tail - head : l->cell_mask + 1;
 }
 
-uint64_t kvp_lifecycle_capacity(const struct kvp_lifecycle_ring *l)
-{
-	return l->shm ? l->cell_mask + 1 : 0;
-}
-
 /* The next record from *pos on: 1, its place and word, and *pos behind it; 0 = the end. A consumer at work
  * moves the begin. Writes nothing: a last claim that nobody named is shown as it will be. */
 static int walk(const struct kvp_lifecycle_ring *l, uint64_t *pos, uint64_t *at, uint64_t *word)

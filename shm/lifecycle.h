@@ -161,7 +161,6 @@ void kvp_lifecycle_done(struct kvp_lifecycle_ring *l);
 
 /* ---- both ---- */
 
-/* kvp_lifecycle_depth is the number of cells in use, of kvp_lifecycle_capacity; 0 without a ring. */
+/* kvp_lifecycle_depth is the number of cells in use; 0 without a ring. */
 uint64_t kvp_lifecycle_depth(const struct kvp_lifecycle_ring *l);
-uint64_t kvp_lifecycle_capacity(const struct kvp_lifecycle_ring *l);
 #endif

@@ -1,6 +1,5 @@
 #include "shm/queue_priv.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define MAGIC 0x3145554551564bULL /* "KVQEUE1" */

@@ -1,7 +1,6 @@
 #include "shm/queue_priv.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 /* ---- sweep ---- */
 

@@ -1,6 +1,5 @@
 #include "shm/radix_priv.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* A tour goes depth first over the runs that its slot holds, without a stack: the run at hand and the block

@@ -7,7 +7,6 @@
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <kvpick/err.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

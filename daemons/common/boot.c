@@ -167,6 +167,7 @@ int kvp_boot_child(int argc, char **argv, enum kvp_role role, struct kvp_boot *b
 	b->ctr = kvp_region_own_column(b->region, b->slot);
 	kvp_book_attach(&b->region->book, b->owner, b->ctr);
 	kvp_ctr_add(b->ctr, KVP_CTR_PROC_STARTED, 1);
+	kvp_log_count(&b->ctr->val[KVP_CTR_LOG_DROPPED]);
 	return KVP_OK;
 }
 

@@ -1,7 +1,6 @@
 #include "daemons/common/boot_priv.h"
 
 #include <kvpick/clock.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 #include "daemons/common/config_priv.h"
 
 #include <arpa/inet.h>
-#include <kvpick/err.h>
 
 #include <ctype.h>
 #include <string.h>

@@ -3,8 +3,6 @@
 #include <kvpick/err.h>
 #include <kvpick/version.h>
 
-#include <string.h>
-
 static const char *binary_name(enum kvp_binary b)
 {
 	switch (b) {

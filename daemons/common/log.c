@@ -19,7 +19,7 @@ static struct {
 	enum kvp_log_level least;
 	enum kvp_log_form form;
 } settings = {"kvpick", -1, KVP_LOG_LEVEL_I, KVP_LOG_FORM_TEXT};
-static uint64_t dropped_cnt;
+static uint64_t nobody_looks, *dropped = &nobody_looks;
 
 /* Bounded output. A field that does not fit is taken back as a whole, hence the explicit overflow mark. */
 struct sink {
@@ -333,15 +333,6 @@ void kvp_log_setup(const char *process, int instance, enum kvp_log_level least, 
 	settings.form = form;
 }
 
-int kvp_log_level_parse(const char *s, enum kvp_log_level *out)
-{
-	const char *p = s[0] && !s[1] ? strchr(level_char, s[0]) : NULL;
-	if (!p)
-		return KVP_ERR_INVAL;
-	*out = (enum kvp_log_level)(p - level_char);
-	return KVP_OK;
-}
-
 void kvp_log_write(enum kvp_log_level level, const char *fmt, ...)
 {
 	if (level < settings.least)
@@ -358,12 +349,12 @@ void kvp_log_write(enum kvp_log_level level, const char *fmt, ...)
 	/* A stuck reader of stderr must not stop a daemon: a line that would wait is dropped. */
 	struct pollfd pfd = {.fd = STDERR_FILENO, .events = POLLOUT};
 	if (poll(&pfd, 1, 0) != 1 || write(STDERR_FILENO, line, n) < 0)
-		kvp_faa_rlx_u64(&dropped_cnt, 1);
+		kvp_faa_rlx_u64(dropped, 1);
 }
 
-uint64_t kvp_log_dropped(void)
+void kvp_log_count(uint64_t *counter)
 {
-	return kvp_ld_rlx_u64(&dropped_cnt);
+	dropped = counter ? counter : &nobody_looks;
 }
 
 int kvp_log_limit_pass(struct kvp_log_limit *l, uint64_t now_ns, uint64_t interval_ns, uint64_t *suppressed)

@@ -9,7 +9,7 @@
  * Ordering   one write(2) a line of at most KVP_LOG_LINE_MAX bytes, so lines of several processes on one pipe
  *            don't mix.
  * Crash      a kill loses at most the line being written.
- * Limits     never waits: when stderr can't take a line at once it is dropped and counted (kvp_log_dropped).
+ * Limits     never waits: when stderr can't take a line at once it is dropped and counted (kvp_log_count).
  *            Not for the path of a request above D; tokens, prompts and header values are never logged.
  * Proved by  tests/t_log.c
  */
@@ -40,9 +40,6 @@ struct kvp_log_head {
  * it is called lines carry the name "kvpick", level I, text. */
 void kvp_log_setup(const char *process, int instance, enum kvp_log_level least, enum kvp_log_form form);
 
-/* kvp_log_level_parse reads one of D I N W E. KVP_ERR_INVAL otherwise. */
-int kvp_log_level_parse(const char *s, enum kvp_log_level *out);
-
 /* kvp_log_write writes one line: fmt is "module.event key=%s other=%u", a printf format in which blanks of
  * the format (not of values) separate the fields. Each value is quoted and escaped as a whole if it needs
  * it, so text from outside can't forge fields or lines. Conversions: s c d i u x f g with the lengths l ll
@@ -64,8 +61,9 @@ __attribute__((format(printf, 4, 0))) size_t kvp_log_line(
  * fit into cap bytes (at least 1) is cut, never within an escape. Returns the length without the final 0. */
 size_t kvp_log_printable(const char *text, char *out, size_t cap);
 
-/* kvp_log_dropped returns the number of lines dropped because stderr would have blocked. */
-uint64_t kvp_log_dropped(void);
+/* kvp_log_count names the word that counts the lines dropped because stderr would have blocked: it must stay
+ * until another one is named (NULL: nobody looks). While there is one thread only. */
+void kvp_log_count(uint64_t *counter);
 
 /* A place that may repeat: one line each interval, the number left out is reported with the next one. Zero
  * initialised, any thread. */

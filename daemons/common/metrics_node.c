@@ -3,7 +3,6 @@
 #include "daemons/common/metrics_text.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 

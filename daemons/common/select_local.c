@@ -3,7 +3,6 @@
 #include "shm/routed.h"
 #include <kvpick/clock.h>
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

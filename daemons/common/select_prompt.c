@@ -1,7 +1,6 @@
 #include "daemons/common/select_priv.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 
 #define CHUNK_BLK 64 /* local hashes made at once for the walk */
 

@@ -3,8 +3,6 @@
 #include <kvpick/clock.h>
 
 #include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* What a record carries: this, then the arrays it counts, in its order of counts, then the strings. The hold

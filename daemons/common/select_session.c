@@ -3,7 +3,6 @@
 #include <kvpick/clock.h>
 
 #include <inttypes.h>
-#include <string.h>
 
 #define FORCE_MAX 4 /* departed targets replaced by one commit */
 

@@ -398,19 +398,9 @@ int kvp_wrec_replay(const struct kvp_wrec *rec, uint32_t rank, char buf[KVP_WREC
 	char why[64];
 	if (own.len > KVP_CAT_NAME_MAX || endpoint_check(own, why, sizeof(why)))
 		return KVP_ERR_INVAL;
-	if (!shift) {
-		memcpy(buf, own.ptr, own.len);
-		buf[own.len] = 0;
-		return KVP_OK;
-	}
-	if (memcmp(own.ptr, "tcp://", 6) != 0)
+	if (shift && memcmp(own.ptr, "tcp://", 6) != 0)
 		return KVP_ERR_NOTFOUND; /* no port to advance: it serves the first rank only */
-	const char *colon = memrchr(own.ptr, ':', own.len);
-	uint64_t port = strtoull(colon + 1, NULL, 10) + shift;
-	if (port > 65535)
-		return KVP_ERR_LIMIT;
-	snprintf(buf, KVP_WREC_ENDPOINT_MAX, "%.*s:%u", (int)(colon - own.ptr), own.ptr, (unsigned)port);
-	return KVP_OK;
+	return kvp_zmq_endpoint_advance(own.ptr, shift, buf, KVP_WREC_ENDPOINT_MAX);
 }
 
 /* -- reasons -- */

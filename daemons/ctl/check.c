@@ -2,7 +2,6 @@
 
 #include <kvpick/clock.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>

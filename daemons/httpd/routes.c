@@ -1,6 +1,5 @@
 #include "daemons/httpd/httpd.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 

@@ -3,7 +3,6 @@
 
 #include <kvpick/atomic.h>
 #include <kvpick/err.h>
-#include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

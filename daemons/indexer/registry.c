@@ -1,11 +1,9 @@
 /* daemons/indexer/registry.c — rank slots, listeners and views of the workers; recovery from the
  * catalogue. */
-#include <kvpick/hash.h>
 #include <kvpick/point.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemons/common/log.h"
 #include "daemons/indexer/indexer.h"
 #include "daemons/indexer/listener.h"
 

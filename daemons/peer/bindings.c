@@ -2,8 +2,6 @@
 
 #include <kvpick/atomic.h>
 
-#include <string.h>
-
 #define FORCE_MAX 4 /* other bindings replaced by one message */
 
 int kvp_bindings_open(struct kvp_bindings *b, struct kvp_region *region, struct kvp_ctr_column_shm *ctr,

@@ -1,5 +1,4 @@
 #include "daemons/peer/peer.h"
-#include "daemons/common/apply_config.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -3,7 +3,6 @@
 #include "daemons/supervisor/doctor.h"
 
 #include "ipc/http_client.h"
-#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>

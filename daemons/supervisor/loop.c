@@ -1,11 +1,8 @@
 #include "daemons/supervisor/sup.h"
 
 #include "daemons/common/log.h"
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <unistd.h>

@@ -1,7 +1,6 @@
 /* kvpick — the supervisor's command line: run, check-config, doctor, version, help. */
 #include "daemons/supervisor/doctor.h"
 
-#include "daemons/common/log.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

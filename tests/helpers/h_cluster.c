@@ -2,7 +2,6 @@
  * environment, a region of its own, and an indexer that takes every worker. One line an event on stdout: post
  * ROLE RECORD, delete ID, ready 0|1. Ends with its standard input. */
 #include "daemons/common/config.h"
-#include "daemons/common/log.h"
 #include "daemons/discovery/cluster.h"
 #include "ipc/loop.h"
 #include "shm/region.h"

@@ -6,7 +6,6 @@
  * Prints     one line key=value: streams, routed, refused, failed, retried, violations, streams_s, and p50_us
  *            and p99_us from the first message to the routing answer. Exit 1 if the picker broke a rule.
  */
-#include <kvpick/err.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>

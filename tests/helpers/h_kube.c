@@ -6,7 +6,6 @@
 #include "ipc/json_out.h"
 #include "ipc/kube.h"
 
-#include <kvpick/clock.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
