@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The README says what the programs say: its settings table is the one that the code prints, its files exist,
-its make targets are targets."""
+"""The README says what the programs say: its settings table is the one that the code prints, its files exist, its make
+targets are targets, its verbs are verbs, and the settings and counters that it names are there."""
 import os
 import re
 import subprocess
@@ -10,6 +10,14 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 from node import BUILD, Tap
 
 BEGIN, END = "<!-- settings: printed by `kvpick help settings` -->\n", "<!-- end of settings -->\n"
+# Variables that are no settings of kvpick's programs.
+OTHERS = {"KVPICK_LOOP"}
+
+
+def commands(text):
+    """What stands in code: blocks and words."""
+    parts = text.split("```")
+    return parts[1::2] + [word + " " for prose in parts[::2] for word in prose.split("`")[1::2]]
 
 
 def main():
@@ -30,6 +38,20 @@ def main():
         targets = set(" ".join(re.findall(r"^([\w -]+):", f.read(), re.M)).split())
     for target in sorted(set(re.findall(r"\bmake ([a-z][\w-]+)", text))):
         tap.ok(target in targets, f"make {target} is a target")
+    for program in ("kvpick", "kvpickctl"):
+        said = subprocess.run([f"{BUILD}/{program}", "help"], capture_output=True, text=True, check=True).stdout
+        verbs = set(re.findall(rf"^  (?:{program} )?([a-z-]+) ", said, re.M)) | {"help"}
+        # "-u kvpick kvpickctl": a user, not a program
+        for verb in sorted(set(re.findall(rf"(?<![\w.-]){program} ([a-z][a-z-]*)\s", "\n".join(commands(text)))) - {"kvpickctl"}):
+            tap.ok(verb in verbs, f"{program} {verb} is a verb", verbs)
+    prose = text.replace(shown, "")
+    settings = set(re.findall(r"^\| `(\w+)`", table, re.M))
+    for name in sorted(set(re.findall(r"\b(?:KVPICK|DYN)_[A-Z0-9_]*[A-Z0-9]\b(?!_)", prose)) - OTHERS):
+        tap.ok(name in settings, f"{name} is a setting")
+    with open("include/kvpick/counters.def", encoding="utf-8") as f:
+        counters = set(re.findall(r'"(\w+\.\w+\.\w+)"', f.read()))
+    for name in sorted(set(re.findall(r"`((?:any|indexer|httpd|extproc|peer|discovery)\.\w+\.\w+)`", prose))):
+        tap.ok(name in counters, f"{name} is a counter")
     return tap.done()
 
 
