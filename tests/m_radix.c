@@ -11,38 +11,6 @@ static struct op *op;
 static struct kvp_radix_stats sum; /* what the sequences went through */
 static int quiet;		   /* while shrinking */
 
-static struct kvp_geom geometry(uint32_t slots)
-{
-	struct kvp_geom g = {.slot_max = 8,
-		.rank_max = 64,
-		.index_rank_max = slots,
-		.block_max = 200000,
-		.region_gen = 7,
-		.salt = {11, 22}};
-	return g;
-}
-
-struct tree {
-	struct kvp_geom g;
-	struct seg seg;
-	struct kvp_radix r;
-	struct kvp_radix_w *w;
-};
-
-static int reopen(struct tree *t)
-{
-	struct kvp_radix_report rep;
-	kvp_radix_w_close(t->w);
-	t->w = NULL;
-	int rc = kvp_radix_w_open(t->seg.pub, t->seg.priv, &t->g, KVP_RADIX_RECOVER, NULL, &t->w, &rep);
-	if (rc || rep.runs_dropped || rep.headers_redone || rep.ops_repeated || rep.names_dropped) {
-		printf("# reopen: rc %d, dropped %llu, names %llu\n", rc,
-			(unsigned long long)rep.runs_dropped, (unsigned long long)rep.names_dropped);
-		return -1;
-	}
-	return 0;
-}
-
 static int batch_end(struct tree *t, uint64_t seed)
 {
 	if (kvp_radix_check(&t->r) || kvp_radix_w_check(t->w) || compare_dump(t->w, model))
@@ -56,10 +24,8 @@ static int batch_end(struct tree *t, uint64_t seed)
 /* Runs the operations that are in use[]. Result: index of the first that went wrong, -1 if none did. */
 static int run(uint32_t slots, uint64_t seed, const uint8_t *use, int cnt)
 {
-	struct tree t = {.g = geometry(slots)};
+	struct tree t = tree_open(slots);
 	int bad = -1;
-	if (seg_new(&t.seg, &t.g) || kvp_radix_join(t.seg.pub, &t.g, &t.r) || reopen(&t))
-		return 0;
 	model_init(model, slots, MODEL_SLOTS);
 	for (int i = 0; i < cnt && bad < 0; i++) {
 		uint32_t a, b;
@@ -77,7 +43,7 @@ static int run(uint32_t slots, uint64_t seed, const uint8_t *use, int cnt)
 				n && kvp_radix_w_tend(t.w, 5 + (uint32_t)i % 400);)
 				n--;
 		}
-		if (i % (BATCH * 7) == BATCH * 7 - 1 && reopen(&t))
+		if (i % (BATCH * 7) == BATCH * 7 - 1 && tree_reopen(&t))
 			bad = i;
 		if (bad < 0 && i % BATCH == BATCH - 1 && batch_end(&t, seed + (uint64_t)i * 77))
 			bad = i;
@@ -106,8 +72,7 @@ static int run(uint32_t slots, uint64_t seed, const uint8_t *use, int cnt)
 			(unsigned long long)st.col_used_words);
 		bad = cnt;
 	}
-	kvp_radix_w_close(t.w);
-	seg_free(&t.seg);
+	tree_close(&t);
 	return bad;
 }
 

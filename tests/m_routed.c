@@ -28,7 +28,7 @@ static struct kvp_geom geom = {.slot_max = 8,
 	.block_max = 100000,
 	.region_gen = 7,
 	.salt = {11, 22}};
-struct tree {
+struct routed_tree {
 	struct seg seg;
 	struct kvp_radix r;
 	struct kvp_radix_w *w;
@@ -131,7 +131,7 @@ static uint32_t model_depth(uint32_t rank, uint32_t n, const uint64_t *local)
 	return d;
 }
 
-static uint32_t tree_depth(const struct tree *t, uint32_t rank, uint32_t n, const uint64_t *local)
+static uint32_t tree_depth(const struct routed_tree *t, uint32_t rank, uint32_t n, const uint64_t *local)
 {
 	struct kvp_radix_query q = {PART, local, n, n, NULL, NULL};
 	uint32_t s = slot_of(rank);
@@ -139,7 +139,7 @@ static uint32_t tree_depth(const struct tree *t, uint32_t rank, uint32_t n, cons
 	return match->active[s >> 6] >> (s & 63) & 1 ? match->depth[s] : 0;
 }
 
-static int start(struct tree *t, uint64_t now_ns, const uint8_t *owned)
+static int start(struct routed_tree *t, uint64_t now_ns, const uint8_t *owned)
 {
 	struct kvp_radix_report rep;
 	if (kvp_radix_w_open(t->seg.pub, t->seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &t->w, &rep) ||
@@ -150,13 +150,13 @@ static int start(struct tree *t, uint64_t now_ns, const uint8_t *owned)
 	return 0;
 }
 
-static void stop(struct tree *t)
+static void stop(struct routed_tree *t)
 {
 	kvp_routed_close(t->t);
 	kvp_radix_w_close(t->w);
 }
 
-static int compare(struct tree *t, struct rng *g)
+static int compare(struct routed_tree *t, struct rng *g)
 {
 	uint64_t local[PATH_MAX_BLK], sum = 0;
 	if (kvp_routed_check(t->t) || kvp_radix_check(&t->r) || kvp_radix_w_check(t->w))
@@ -183,7 +183,7 @@ static int compare(struct tree *t, struct rng *g)
 }
 
 /* A rank goes: its entries at once, its blocks in steps, unless a restart comes between. */
-static void forget(struct tree *t, uint32_t rank)
+static void forget(struct routed_tree *t, uint32_t rank)
 {
 	kvp_routed_forget(t->t, slot_of(rank));
 	while (kvp_radix_clear_some(t->w, slot_of(rank), 3) == KVP_ERR_AGAIN)
@@ -192,7 +192,7 @@ static void forget(struct tree *t, uint32_t rank)
 		node[i].at[rank] = 0;
 }
 
-static int restart(struct tree *t, uint64_t now_ns)
+static int restart(struct routed_tree *t, uint64_t now_ns)
 {
 	uint8_t owned[SLOTS] = {0};
 	for (uint32_t r = 0; r < RANKS; r++)
@@ -204,7 +204,7 @@ static int restart(struct tree *t, uint64_t now_ns)
 	return start(t, now_ns, owned);
 }
 
-static void all_due(struct tree *t, uint64_t now_ns, uint32_t budget)
+static void all_due(struct routed_tree *t, uint64_t now_ns, uint32_t budget)
 {
 	while (kvp_routed_tend(t->t, now_ns, budget))
 		;
@@ -212,7 +212,7 @@ static void all_due(struct tree *t, uint64_t now_ns, uint32_t budget)
 
 static int churn(enum kvp_routed_policy policy, uint64_t seed)
 {
-	struct tree t = {.cfg = {.policy = policy,
+	struct routed_tree t = {.cfg = {.policy = policy,
 				 .ttl_ns = 1000,
 				 .entry_max = 100000,
 				 .slot_max = SLOTS,

@@ -12,22 +12,6 @@ static struct kvp_radix_stats sum;
 static uint32_t attached, cleared;
 static uint64_t found[TM_TIERS];
 
-struct tree {
-	struct kvp_geom g;
-	struct seg seg;
-	struct kvp_radix r;
-	struct kvp_radix_w *w;
-};
-
-static int reopen(struct tree *t)
-{
-	struct kvp_radix_report rep;
-	kvp_radix_w_close(t->w);
-	t->w = NULL;
-	int rc = kvp_radix_w_open(t->seg.pub, t->seg.priv, &t->g, KVP_RADIX_RECOVER, NULL, &t->w, &rep);
-	return rc || rep.runs_dropped || rep.headers_redone || rep.ops_repeated || rep.names_dropped;
-}
-
 static int batch_end(struct tree *t, uint64_t seed)
 {
 	if (kvp_radix_check(&t->r) || kvp_radix_w_check(t->w) || tm_compare_dump(t->w, model))
@@ -79,20 +63,13 @@ static int empty(struct tree *t)
 
 static int run(uint32_t slots, uint64_t seed)
 {
-	struct tree t = {.g = {.slot_max = 8,
-				 .rank_max = 64,
-				 .index_rank_max = slots,
-				 .block_max = 200000,
-				 .region_gen = 7,
-				 .salt = {11, 22}}};
+	struct tree t = tree_open(slots);
 	int bad = -1;
-	if (seg_new(&t.seg, &t.g) || kvp_radix_join(t.seg.pub, &t.g, &t.r) || reopen(&t))
-		return 0;
 	tm_init(model, slots);
 	for (int i = 0; i < OPS && bad < 0; i++) {
 		if (i % 9 == 0)
 			kvp_radix_w_tend(t.w, 200);
-		if (step(&t, seed, i) || (i % (BATCH * 7) == BATCH * 7 - 1 && reopen(&t)) ||
+		if (step(&t, seed, i) || (i % (BATCH * 7) == BATCH * 7 - 1 && tree_reopen(&t)) ||
 			(i % BATCH == BATCH - 1 && batch_end(&t, seed + (uint64_t)i * 77)))
 			bad = i;
 	}
@@ -103,8 +80,7 @@ static int run(uint32_t slots, uint64_t seed)
 	if (bad >= 0)
 		printf("# slots %u seed %llu: wrong at or before operation %d\n", slots,
 			(unsigned long long)seed, bad);
-	kvp_radix_w_close(t.w);
-	seg_free(&t.seg);
+	tree_close(&t);
 	return bad < 0;
 }
 

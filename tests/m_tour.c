@@ -21,12 +21,6 @@ struct tour {
 };
 static struct tour tour[AT_ONCE];
 
-struct tree {
-	struct kvp_geom g;
-	struct seg seg;
-	struct kvp_radix r;
-	struct kvp_radix_w *w;
-};
 static uint64_t steps, told, twice, late, whole, kept;
 
 static void note_names(uint32_t r)
@@ -202,17 +196,9 @@ static int void_numbers(struct tree *t)
 
 static int run(uint32_t slots, uint64_t seed)
 {
-	struct tree t = {.g = {.slot_max = 8,
-				 .rank_max = 64,
-				 .index_rank_max = slots,
-				 .block_max = 200000,
-				 .region_gen = 7,
-				 .salt = {11, 22}}};
+	struct tree t = tree_open(slots);
 	struct rng g = {seed};
 	int bad = 0;
-	if (seg_new(&t.seg, &t.g) || kvp_radix_join(t.seg.pub, &t.g, &t.r) ||
-		kvp_radix_w_open(t.seg.pub, t.seg.priv, &t.g, KVP_RADIX_RESET, NULL, &t.w, NULL))
-		return 0;
 	tm_init(model, slots);
 	memset(sig, 0, sizeof(sig));
 	memset(since, 0, sizeof(since));
@@ -223,8 +209,7 @@ static int run(uint32_t slots, uint64_t seed)
 		bad = bad || round_of_tours(&t, &g) || kvp_radix_w_check(t.w);
 	}
 	bad = bad || !void_numbers(&t);
-	kvp_radix_w_close(t.w);
-	seg_free(&t.seg);
+	tree_close(&t);
 	return !bad;
 }
 

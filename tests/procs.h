@@ -26,6 +26,20 @@ __attribute__((unused)) static void *shared(uint64_t bytes)
 	return p;
 }
 
+/* shared_file does the same with a file in memory: *fd. */
+__attribute__((unused)) static void *shared_file(uint64_t bytes, int *fd)
+{
+	*fd = memfd_create("test", MFD_CLOEXEC);
+	void *p = MAP_FAILED;
+	if (*fd >= 0 && ftruncate(*fd, (off_t)bytes) == 0)
+		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, *fd, 0);
+	if (p == MAP_FAILED) {
+		printf("Bail out! no memory\n");
+		exit(1);
+	}
+	return p;
+}
+
 __attribute__((unused)) static uint64_t now_ms(void)
 {
 	return kvp_clock_mono_ns() / 1000000;

@@ -63,6 +63,56 @@ static inline void seg_free(struct seg *s)
 {
 	munmap(s->pub, s->pub_bytes);
 	munmap(s->priv, s->priv_bytes);
+	s->pub = s->priv = NULL;
+}
+/* seg_fresh: an empty tree, a reader and the writer, in place of what may be there. Exits on failure. */
+static inline void seg_fresh(
+	struct seg *s, const struct kvp_geom *g, struct kvp_radix *r, struct kvp_radix_w **w)
+{
+	kvp_radix_w_close(*w);
+	*w = NULL;
+	if (s->pub)
+		seg_free(s);
+	if (seg_new(s, g) || kvp_radix_join(s->pub, g, r) ||
+		kvp_radix_w_open(s->pub, s->priv, g, KVP_RADIX_RECOVER, NULL, w, NULL)) {
+		printf("Bail out! no tree\n");
+		exit(1);
+	}
+}
+/* A tree with its reader and its writer. tree_reopen: the next writer takes over; -1 if it had to mend. */
+struct tree {
+	struct kvp_geom g;
+	struct seg seg;
+	struct kvp_radix r;
+	struct kvp_radix_w *w;
+};
+static inline struct tree tree_open(uint32_t slots)
+{
+	struct tree t = {.g = {.slot_max = 8,
+				 .rank_max = 64,
+				 .index_rank_max = slots,
+				 .block_max = 200000,
+				 .region_gen = 7,
+				 .salt = {11, 22}}};
+	seg_fresh(&t.seg, &t.g, &t.r, &t.w);
+	return t;
+}
+static inline int tree_reopen(struct tree *t)
+{
+	struct kvp_radix_report rep;
+	kvp_radix_w_close(t->w);
+	t->w = NULL;
+	int rc = kvp_radix_w_open(t->seg.pub, t->seg.priv, &t->g, KVP_RADIX_RECOVER, NULL, &t->w, &rep);
+	if (!rc && !rep.runs_dropped && !rep.headers_redone && !rep.ops_repeated && !rep.names_dropped)
+		return 0;
+	printf("# reopen: rc %d, dropped %llu, names %llu\n", rc, (unsigned long long)rep.runs_dropped,
+		(unsigned long long)rep.names_dropped);
+	return -1;
+}
+static inline void tree_close(struct tree *t)
+{
+	kvp_radix_w_close(t->w);
+	seg_free(&t->seg);
 }
 
 /* ---- model ---- */

@@ -6,24 +6,10 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from engine import CLEAR, Engine, pack, stored, tokens
+from engine import CLEAR, Engine, becomes, depth, pack, stored, tokens
 from node import Node, Tap, wait_for, worker
 
 tap = Tap()
-
-
-def depth(node, first, blocks, **extra):
-    """{(worker, rank): device blocks} of a prompt."""
-    status, scores = node.call("POST", "/overlap_scores", dict(token_ids=tokens(first, blocks), **extra))
-    if status != 200:
-        raise RuntimeError(f"overlap_scores: {status} {scores}")
-    return {(w["worker_id"], w["dp_rank"]): w["device_blocks"] for w in scores["workers"]}
-
-
-def becomes(node, first, blocks, want, name, **extra):
-    got = wait_for(lambda: (d := depth(node, first, blocks, **extra)) == want and d) or \
-        depth(node, first, blocks, **extra)
-    tap.same(got, want, name)
 
 
 def restart(node):
@@ -31,11 +17,11 @@ def restart(node):
     e.register(node, 1)
     for s in range(10):
         e.send(s, stored(1, s, s + 1))
-    becomes(node, 1, 10, {(1, 0): 10}, "ten blocks of a publisher")
+    becomes(tap, node, 1, 10, {(1, 0): 10}, "ten blocks of a publisher")
     e.do("restart")
     e.subscribed()
     e.send(0, stored(2, 0, 1))
-    becomes(node, 2, 1, {(1, 0): 1}, "a restarted publisher: its new block is there")
+    becomes(tap, node, 2, 1, {(1, 0): 1}, "a restarted publisher: its new block is there")
     tap.same(depth(node, 1, 10), {(1, 0): 0}, "and nothing of the old one")
     node.call("DELETE", "/workers/1")
     e.close()
@@ -48,12 +34,12 @@ def gap(node, replay, frames):
     for s in range(6):
         e.send(s, stored(3, s, s + 1), "keep" if s in (3, 4) else "pub")
     if replay:
-        becomes(node, 3, 6, {(2, 0): 6}, f"two lost batches come by replay ({frames} frames)")
+        becomes(tap, node, 3, 6, {(2, 0): 6}, f"two lost batches come by replay ({frames} frames)")
         tap.same(e.asked(1), 3, "asked from the first one lost")
     else:
-        becomes(node, 3, 6, {(2, 0): 3}, "without replay the chain ends before the gap")
+        becomes(tap, node, 3, 6, {(2, 0): 3}, "without replay the chain ends before the gap")
         e.send(6, stored(4, 0, 2))
-        becomes(node, 4, 2, {(2, 0): 2}, "and the stream goes on")
+        becomes(tap, node, 4, 2, {(2, 0): 2}, "and the stream goes on")
     node.call("DELETE", "/workers/2")
     e.close()
 
@@ -65,7 +51,7 @@ def no_end(node):
     for s in range(4):
         e.send(s, stored(5, s, s + 1), "keep" if s == 1 else "pub")
     e.send(4, stored(5, 4, 5))
-    becomes(node, 5, 5, {(3, 0): 5}, "a replay without an end marker does not stop the live stream")
+    becomes(tap, node, 5, 5, {(3, 0): 5}, "a replay without an end marker does not stop the live stream")
     node.call("DELETE", "/workers/3")
     e.close()
 
@@ -78,11 +64,11 @@ def clear(node):
     c.register(node, 2)
     for e in (a, b, c):
         e.send(0, stored(6, 0, 4))
-    becomes(node, 6, 4, {(1, 0): 4, (1, 1): 4, (2, 0): 4}, "three ranks hold one prefix")
+    becomes(tap, node, 6, 4, {(1, 0): 4, (1, 1): 4, (2, 0): 4}, "three ranks hold one prefix")
     a.send(1, CLEAR)
-    becomes(node, 6, 4, {(1, 0): 0, (1, 1): 4, (2, 0): 4}, "a clear empties exactly the emitting rank")
+    becomes(tap, node, 6, 4, {(1, 0): 0, (1, 1): 4, (2, 0): 4}, "a clear empties exactly the emitting rank")
     a.send(2, stored(6, 0, 2))
-    becomes(node, 6, 4, {(1, 0): 2, (1, 1): 4, (2, 0): 4}, "which then fills again")
+    becomes(tap, node, 6, 4, {(1, 0): 2, (1, 1): 4, (2, 0): 4}, "which then fills again")
     status, _ = node.call("PATCH", "/workers/1", {"kv_events_endpoints": {"0": c.at, "1": b.at}})
     c.subscribed()
     tap.same((status, depth(node, 6, 4)), (200, {(1, 0): 0, (1, 1): 4, (2, 0): 4}),
@@ -98,12 +84,12 @@ def anew(node):
     e.register(node, 4)
     for s in range(10):
         e.send(s, stored(7, s, s + 1))
-    becomes(node, 7, 11, {(4, 0): 10}, "a chain of ten batches")
+    becomes(tap, node, 7, 11, {(4, 0): 10}, "a chain of ten batches")
     node.call("DELETE", "/workers/4")
     e.register(node, 4)
     tap.same(depth(node, 7, 11), {(4, 0): 0}, "registered anew: empty")
     e.send(10, stored(7, 10, 11))
-    becomes(node, 7, 11, {(4, 0): 11}, "the next batch brings the whole chain back")
+    becomes(tap, node, 7, 11, {(4, 0): 11}, "the next batch brings the whole chain back")
     tap.same(e.asked(1), 0, "asked from 0")
     before = depth(node, 7, 11)
     for _ in range(20):
@@ -121,10 +107,10 @@ def limits():
         e = Engine(False)
         e.register(node, 1)
         e.send(0, stored(1, 0, 3))
-        becomes(node, 1, 3, {(1, 0): 3}, "three blocks")
+        becomes(tap, node, 1, 3, {(1, 0): 3}, "three blocks")
         e.send(1, stored(1, 3, 30))
         e.send(2, stored(2, 0, 2))
-        becomes(node, 2, 2, {(1, 0): 2}, "a batch over KVPICK_KV_MAX_PAYLOAD_BYTES is not applied, the next one is,")
+        becomes(tap, node, 2, 2, {(1, 0): 2}, "a batch over KVPICK_KV_MAX_PAYLOAD_BYTES is not applied, the next one is,")
         tap.same((depth(node, 1, 3), node.counted("indexer_event_lost")), ({(1, 0): 0}, 1),
                  "and with KVPICK_KV_CLEAR_ON_LOSS the rank has forgotten what came before the loss")
         e.close()
@@ -134,7 +120,7 @@ def limits():
         e.register(node, 2)
         for s in (0, 3, 6):
             e.send(s, stored(3, 0, 2), "live")
-        becomes(node, 3, 2, {(2, 0): 2}, "a replay service that does not answer")
+        becomes(tap, node, 3, 2, {(2, 0): 2}, "a replay service that does not answer")
 
         def asked():
             return [node.counted(f"indexer_{what}") for what in ("gap_found", "replay_requested", "replay_fetched")]
@@ -157,7 +143,7 @@ def media():
             e.register(node, 1)
             e.send(0, stored(1, 0, 2, token_ids=[pad if t == image else t for t in prompt]))
             e.send(1, stored(2, 0, 2))
-            becomes(node, 2, 2, {(1, 0): 2}, "two batches")
+            becomes(tap, node, 2, 2, {(1, 0): 2}, "two batches")
             status, scores = node.call("POST", "/overlap_scores", {"token_ids": prompt, "block_mm_infos": infos})
             tap.same((status, [w["device_blocks"] for w in scores.get("workers", [])]), (200, [want]),
                      f"{want} blocks with an image are found with {env or 'no placeholder'}")
@@ -169,8 +155,8 @@ def namespaces(node):
     e.register(node, 5)
     e.send(0, stored(8, 0, 4, lora_name="a"))
     e.send(1, stored(9, 0, 4, cache_salt="s"))
-    becomes(node, 8, 4, {(5, 0): 4}, "blocks of an adapter match requests for it", lora_name="a")
-    becomes(node, 9, 4, {(5, 0): 4}, "blocks with a salt match requests with it", cache_salt="s")
+    becomes(tap, node, 8, 4, {(5, 0): 4}, "blocks of an adapter match requests for it", lora_name="a")
+    becomes(tap, node, 9, 4, {(5, 0): 4}, "blocks with a salt match requests with it", cache_salt="s")
     tap.same([depth(node, 8, 4)[(5, 0)], depth(node, 8, 4, lora_name="b")[(5, 0)],
               depth(node, 9, 4)[(5, 0)], depth(node, 9, 4, cache_salt="t")[(5, 0)]], [0, 0, 0, 0],
              "and no others")
@@ -183,7 +169,7 @@ def killed(node):
     e.register(node, 6)
     for s in range(5):
         e.send(s, stored(10, s, s + 1))
-    becomes(node, 10, 7, {(6, 0): 5}, "blocks before the indexer is killed")
+    becomes(tap, node, 10, 7, {(6, 0): 5}, "blocks before the indexer is killed")
     status, booked = node.call("POST", "/select_and_reserve", {"token_ids": tokens(10, 7), "selection_id": "x"})
     os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
     e.send(5, stored(10, 5, 6), "keep")
@@ -192,10 +178,10 @@ def killed(node):
     status, _ = node.call("PATCH", "/workers/6", {"total_kv_blocks": 1000})
     tap.same(status, 200, "its successor answers commands")
     e.subscribed()
-    becomes(node, 10, 7, {(6, 0): 6}, "and fetches what came meanwhile, without waiting for a live batch")
+    becomes(tap, node, 10, 7, {(6, 0): 6}, "and fetches what came meanwhile, without waiting for a live batch")
     tap.same(e.asked(1), 5, "from where its predecessor stopped")
     e.send(6, stored(10, 6, 7))
-    becomes(node, 10, 7, {(6, 0): 7}, "then the stream goes on")
+    becomes(tap, node, 10, 7, {(6, 0): 7}, "then the stream goes on")
     tap.same(node.call("DELETE", "/reservations/x")[0], 200, "bookings were kept")
     node.call("DELETE", "/workers/6")
     e.close()
@@ -209,16 +195,16 @@ def killed_namespaces(node):
     e.send(1, stored(12, 0, 3, lora_name="a"))
     e.send(2, stored(13, 0, 3, group_idx=1, kv_cache_spec_kind="full_attention"))
     e.send(3, stored(11, 3, 4))
-    becomes(node, 11, 6, {(7, 0): 4}, "a block inherits its parent's salt", cache_salt="s")
+    becomes(tap, node, 11, 6, {(7, 0): 4}, "a block inherits its parent's salt", cache_salt="s")
     for life in (0, 1):
         os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
         e.subscribed()
         e.send(4 + 3 * life, stored(11, 4 + life, 5 + life))
         e.send(5 + 3 * life, stored(12, 3 + life, 4 + life))
         e.send(6 + 3 * life, stored(13, 3 + life, 4 + life, group_idx=1))
-        becomes(node, 11, 6, {(7, 0): 5 + life}, "after a kill, too", cache_salt="s")
-        becomes(node, 12, 5, {(7, 0): 4 + life}, "or its adapter", lora_name="a")
-        becomes(node, 13, 5, {(7, 0): 4 + life}, "and the cache group is known")
+        becomes(tap, node, 11, 6, {(7, 0): 5 + life}, "after a kill, too", cache_salt="s")
+        becomes(tap, node, 12, 5, {(7, 0): 4 + life}, "or its adapter", lora_name="a")
+        becomes(tap, node, 13, 5, {(7, 0): 4 + life}, "and the cache group is known")
     tap.same([depth(node, 11, 6)[(7, 0)], depth(node, 12, 5)[(7, 0)]], [0, 0], "nothing went without")
     node.call("DELETE", "/workers/7")
     e.close()
@@ -354,14 +340,14 @@ def holes(node):
             for a, b in have[w]:
                 send(w, stored(first, a, b))
             send(w, removed([first * 1000 + 1 + i for i in gone.get(w, [])]))
-        becomes(node, first, 8, want, f"four holders of one prefix (order {order})")
+        becomes(tap, node, first, 8, want, f"four holders of one prefix (order {order})")
         send(13, removed([first * 1000 + 1]))
-        becomes(node, first, 8, {**want, (13, 0): 0}, "without its first block: nothing")
+        becomes(tap, node, first, 8, {**want, (13, 0): 0}, "without its first block: nothing")
         send(13, stored(first, 0, 1))
-        becomes(node, first, 8, want, "with it again: everything")
+        becomes(tap, node, first, 8, want, "with it again: everything")
         for w in have:
             send(w, CLEAR)
-        becomes(node, first, 8, {k: 0 for k in want}, "and cleared")
+        becomes(tap, node, first, 8, {k: 0 for k in want}, "and cleared")
     for w, e in engines.items():
         node.call("DELETE", f"/workers/{w}")
         e.close()

@@ -10,7 +10,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from engine import CLEAR, Engine, pack, stored, tokens
+from engine import CLEAR, Engine, becomes, depth, pack, stored, tokens
 from node import SLOW, Node, Tap, wait_for, worker
 
 tap = Tap()
@@ -18,20 +18,6 @@ SEED = int(os.environ.get("KVP_SEED", time.time_ns()))
 print(f"# KVP_SEED={SEED}")
 OFF = {"DYN_ROUTER_USE_KV_EVENTS": "false"}
 LONG = 10000  # blocks: more than one command holds
-
-
-def depth(node, first, blocks, **extra):
-    """{(worker, rank): device blocks} of a prompt."""
-    status, scores = node.call("POST", "/overlap_scores", dict(token_ids=tokens(first, blocks), **extra))
-    if status != 200:
-        raise RuntimeError(f"overlap_scores: {status} {scores}")
-    return {(w["worker_id"], w["dp_rank"]): w["device_blocks"] for w in scores["workers"]}
-
-
-def becomes(node, first, blocks, want, name, **extra):
-    got = wait_for(lambda: (d := depth(node, first, blocks, **extra)) == want and d) or \
-        depth(node, first, blocks, **extra)
-    tap.same(got, want, name)
 
 
 def reserve(node, first, blocks, worker_id, rank=0, **extra):
@@ -64,9 +50,9 @@ def forms_and_ages():
         asked = time.monotonic()
         node.call("POST", "/select_and_reserve", {"token_ids": tokens(1, 6), "pinned_worker": {
             "worker_id": 2, "dp_rank": 0}})
-        becomes(node, 1, 8, {(1, 0): 0, (2, 0): 6}, "select_and_reserve: its blocks count at the booked worker")
+        becomes(tap, node, 1, 8, {(1, 0): 0, (2, 0): 6}, "select_and_reserve: its blocks count at the booked worker")
         reserve(node, 2, 5, 1)
-        becomes(node, 2, 5, {(1, 0): 5, (2, 0): 0}, "explicit booking: likewise")
+        becomes(tap, node, 2, 5, {(1, 0): 5, (2, 0): 0}, "explicit booking: likewise")
         hashes = {"block_hashes": [71, 72, 73], "sequence_hashes": [1, 2, 3], "isl_tokens": 12}
         node.call("POST", "/reservations", {"selection_id": "h", "worker_id": 1, **hashes})
 
@@ -100,7 +86,7 @@ def tells_nothing():
 
 def long_prompts(node):
     reserve(node, 1, LONG, 1)
-    becomes(node, 1, LONG, {(1, 0): LONG, (2, 0): 0}, f"a prompt of {LONG} blocks goes in pieces and is whole")
+    becomes(tap, node, 1, LONG, {(1, 0): LONG, (2, 0): 0}, f"a prompt of {LONG} blocks goes in pieces and is whole")
     for n in range(12):
         reserve(node, 20 + n % 3, LONG + 100 + n, 1 + n % 2)
     got = wait_for(lambda: depth(node, 20, LONG + 109) == {(1, 0): LONG + 106, (2, 0): LONG + 109})
@@ -112,27 +98,27 @@ def ranks_go(node):
     register(node, worker(5, model_name="g", data_parallel_size=2))
     reserve(node, 1, 5, 5, 0, model_name="g")
     reserve(node, 2, 5, 5, 1, model_name="g")
-    becomes(node, 2, 5, {(5, 0): 0, (5, 1): 5}, "each rank has its own blocks", model_name="g")
+    becomes(tap, node, 2, 5, {(5, 0): 0, (5, 1): 5}, "each rank has its own blocks", model_name="g")
     node.call("PATCH", "/workers/5", {"data_parallel_size": 1})
     node.call("PATCH", "/workers/5", {"data_parallel_size": 2})
-    becomes(node, 2, 5, {(5, 0): 0, (5, 1): 0}, "a rank lost by PATCH loses them", model_name="g")
-    becomes(node, 1, 5, {(5, 0): 5, (5, 1): 0}, "the other one keeps them", model_name="g")
+    becomes(tap, node, 2, 5, {(5, 0): 0, (5, 1): 0}, "a rank lost by PATCH loses them", model_name="g")
+    becomes(tap, node, 1, 5, {(5, 0): 5, (5, 1): 0}, "the other one keeps them", model_name="g")
     node.call("PATCH", "/workers/5", {"kv_events_endpoint": "tcp://127.0.0.1:9"})
     tap.same(depth(node, 1, 5, model_name="g"), {(5, 0): 5, (5, 1): 0}, "another event endpoint changes nothing")
     register(node, worker(5, model_name="h", data_parallel_size=2))
-    becomes(node, 1, 5, {(5, 0): 0, (5, 1): 0}, "a worker that moves begins anew", model_name="h")
+    becomes(tap, node, 1, 5, {(5, 0): 0, (5, 1): 0}, "a worker that moves begins anew", model_name="h")
     node.call("DELETE", "/workers/5")
 
 
 def killed(node):
     register(node, worker(2))  # the gauge is renewed with it
     reserve(node, 3, 40, 1)
-    becomes(node, 3, 40, {(1, 0): 40, (2, 0): 0}, "forty blocks")
+    becomes(tap, node, 3, 40, {(1, 0): 40, (2, 0): 0}, "forty blocks")
     before = node.counted("indexer_routed_blocks")
     os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
     wait_for(lambda: "kvpick-indexer" in node.children())
     reserve(node, 4, 7, 2)
-    becomes(node, 4, 7, {(1, 0): 0, (2, 0): 7}, "an indexer was killed: its successor learns on")
+    becomes(tap, node, 4, 7, {(1, 0): 0, (2, 0): 7}, "an indexer was killed: its successor learns on")
     tap.same(depth(node, 3, 40), {(1, 0): 40, (2, 0): 0}, "and has what was there")
     tap.ok(wait_for(lambda: node.counted("indexer_routed_blocks") == before + 47), "with an entry for each block",
            f"{node.counted('indexer_routed_blocks')} {before}")
@@ -148,7 +134,7 @@ def stands_still(node):
     tap.same(made, 250, "no booking waits for an indexer that stands still")
     tap.same(now[0] - told[0] + now[1] - told[1], 250, "each was told or counted as not told")
     tap.ok(now[1] > told[1], "there was no room for all")
-    becomes(node, 100, 3, {(1, 0): 3, (2, 0): 0}, "what was told is there afterwards")
+    becomes(tap, node, 100, 3, {(1, 0): 3, (2, 0): 0}, "what was told is there afterwards")
     register(node, worker(9, model_name="other"))
 
 
@@ -213,14 +199,14 @@ def least_recently():
         register(node, worker(1, total_kv_blocks=10), worker(2))
         reserve(node, 1, 6, 1)
         reserve(node, 2, 6, 1)
-        becomes(node, 2, 6, {(1, 0): 6, (2, 0): 0}, "lru: the newest booking is whole")
+        becomes(tap, node, 2, 6, {(1, 0): 6, (2, 0): 0}, "lru: the newest booking is whole")
         tap.same(depth(node, 1, 6), {(1, 0): 4, (2, 0): 0}, "the older one lost its end to the worker's size")
         reserve(node, 1, 4, 1)
         reserve(node, 3, 3, 1)
-        becomes(node, 3, 3, {(1, 0): 3, (2, 0): 0}, "another one")
+        becomes(tap, node, 3, 3, {(1, 0): 3, (2, 0): 0}, "another one")
         tap.same((depth(node, 1, 6)[1, 0], depth(node, 2, 6)[1, 0]), (4, 3), "least recently recorded goes first")
         reserve(node, 9, 300, 2)
-        becomes(node, 9, 300, {(1, 0): 0, (2, 0): 300}, "a worker of unknown size has no limit, and nothing ages")
+        becomes(tap, node, 9, 300, {(1, 0): 0, (2, 0): 300}, "a worker of unknown size has no limit, and nothing ages")
         tap.same(node.counted("indexer_routed_evicted"), 5, "evictions are counted")
         checked(node)
 
@@ -238,7 +224,7 @@ def waited():
         node.call("DELETE", "/reservations/busy")
         thread.join()
         tap.same(answer[0][0], 200, "then it is booked")
-        becomes(node, 2, 5, {(1, 0): 5}, "and its blocks count, too")
+        becomes(tap, node, 2, 5, {(1, 0): 5}, "and its blocks count, too")
         checked(node)
 
 
@@ -258,7 +244,7 @@ def predictions():
         e = Engine()
         e.register(node, 1)
         e.send(0, stored(7, 0, 2))
-        becomes(node, 7, 8, {(1, 0): 2}, "two blocks of an event")
+        becomes(tap, node, 7, 8, {(1, 0): 2}, "two blocks of an event")
         e.send(1, stored(7, 2, 5, medium="CPU"))
         tap.ok(wait_for(lambda: tiers(node, 7, 8) == (2, 3, 0)), "three more in host memory", tiers(node, 7, 8))
         asked = time.monotonic()
@@ -267,20 +253,20 @@ def predictions():
                "a prediction of four: counted as on the device, and no block twice", tiers(node, 7, 8))
         reserve(node, 8, 6, 1)
         e.send(2, stored(8, 0, 6))
-        becomes(node, 8, 6, {(1, 0): 6}, "predicted and stored")
+        becomes(tap, node, 8, 6, {(1, 0): 6}, "predicted and stored")
         e.send(3, removed(8, 3, 6))
         e.send(4, stored(9, 0, 1))
-        becomes(node, 9, 1, {(1, 0): 1}, "then three of them removed by an event")
+        becomes(tap, node, 9, 1, {(1, 0): 1}, "then three of them removed by an event")
         tap.same(depth(node, 8, 6), {(1, 0): 6}, "the prediction stays")
-        becomes(node, 8, 6, {(1, 0): 3}, "until it ends: what the engine has is left")
+        becomes(tap, node, 8, 6, {(1, 0): 3}, "until it ends: what the engine has is left")
         tap.ok(time.monotonic() - asked >= ttl, "not before its time")
         tap.ok(wait_for(lambda: tiers(node, 7, 8) == (2, 3, 0)), "the lower tiers are as before", tiers(node, 7, 8))
         os.kill(node.children()["kvpick-indexer"][0], signal.SIGKILL)
         e.subscribed()
         reserve(node, 10, 5, 1)
-        becomes(node, 10, 5, {(1, 0): 5}, "after a killed indexer bookings are predictions again")
+        becomes(tap, node, 10, 5, {(1, 0): 5}, "after a killed indexer bookings are predictions again")
         e.send(5, CLEAR)
-        becomes(node, 8, 6, {(1, 0): 0}, "an engine clears its cache")
+        becomes(tap, node, 8, 6, {(1, 0): 0}, "an engine clears its cache")
         tap.same(node.counted("indexer_routed_malformed") + node.counted("indexer_routed_late"), 0,
                  "no booking was lost")
         reserve(node, 11, 5, 1)

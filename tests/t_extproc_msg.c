@@ -149,16 +149,6 @@ static const struct out_row out_rows[] = {
 		{.kind = KVP_EXTPROC_ANSWER_REQUEST_BODY, .mutation = KVP_EXTPROC_BODY_CLEAR}},
 };
 
-static size_t unhex(const char *hex, uint8_t *out)
-{
-	size_t n = 0;
-	for (; hex[0] && hex[1]; hex += 2) {
-		char two[3] = {hex[0], hex[1], 0};
-		out[n++] = (uint8_t)strtoul(two, NULL, 16);
-	}
-	return n;
-}
-
 static int same(struct kvp_extproc_str a, struct kvp_extproc_str b)
 {
 	return a.len == b.len && (!a.len || memcmp(a.p, b.p, a.len) == 0);
@@ -340,7 +330,7 @@ static void check_vector(struct kvp_json_val v)
 		check_piece(v, (uint32_t)(name[20] - '1'));
 		return;
 	}
-	size_t len = vec_has(v, "hex", &hex) ? unhex(vec_text(hex), wire) : 0;
+	size_t len = vec_has(v, "hex", &hex) ? vec_unhex(vec_text(hex), wire) : 0;
 	is_u64(len, vec_u64(v, "size"), "%s: size", name);
 	for (uint32_t i = 0; i < CNT(in_rows); i++)
 		if (strcmp(name, in_rows[i].name) == 0) {
@@ -481,7 +471,7 @@ static void truncated(struct kvp_json_val root)
 	while (kvp_json_next(&it)) {
 		struct kvp_json_val hex;
 		static uint8_t wire[4096];
-		size_t len = vec_has(it.val, "hex", &hex) ? unhex(vec_text(hex), wire) : 0;
+		size_t len = vec_has(it.val, "hex", &hex) ? vec_unhex(vec_text(hex), wire) : 0;
 		for (size_t n = 0; n < len; n++, runs++) {
 			struct kvp_extproc_req q;
 			struct kvp_extproc_reply r;
@@ -515,7 +505,7 @@ static void odd_bodies(void)
 		"220610010a026161"};
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		uint8_t wire[64];
-		size_t len = unhex(row[i], wire);
+		size_t len = vec_unhex(row[i], wire);
 		struct kvp_extproc_req want, got;
 		struct iovec one = {wire, len};
 		struct kvp_extproc_dec *other = kvp_extproc_dec_new();

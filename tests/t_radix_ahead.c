@@ -2,6 +2,7 @@
  * reader's mapping. */
 #include "shm/radix_ahead.h"
 #include "shm/radix_priv.h"
+#include "tests/procs.h"
 #include "tests/tap.h"
 
 #include <pthread.h>
@@ -23,17 +24,6 @@ static struct kvp_radix_w *w;
 static struct kvp_radix_ahead *ahead;
 static uint64_t touched;
 static uint32_t stop;
-
-static void *map(uint64_t bytes, int *fd)
-{
-	*fd = memfd_create("t", 0);
-	if (*fd < 0 || ftruncate(*fd, (off_t)bytes))
-		exit(1);
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, *fd, 0);
-	if (p == MAP_FAILED)
-		exit(1);
-	return p;
-}
 
 static uint64_t mix(uint64_t x)
 {
@@ -162,8 +152,8 @@ static void reader(int fd)
 int main(void)
 {
 	int fd, priv_fd;
-	void *pub = map(kvp_radix_footprint(&geom), &fd),
-	     *priv = map(kvp_radix_priv_footprint(&geom), &priv_fd);
+	void *pub = shared_file(kvp_radix_footprint(&geom), &fd),
+	     *priv = shared_file(kvp_radix_priv_footprint(&geom), &priv_fd);
 	if (kvp_radix_new(pub, &geom) || kvp_radix_priv_new(priv, &geom) ||
 		kvp_radix_join(pub, &geom, &radix) ||
 		kvp_radix_w_open(pub, priv, &geom, KVP_RADIX_RECOVER, NULL, &w, NULL))

@@ -1,5 +1,6 @@
 /* Memory of what was removed goes back to the kernel, and can be used again. */
 #include "shm/radix_priv.h"
+#include "tests/procs.h"
 #include "tests/radix_model.h"
 #include "tests/tap.h"
 
@@ -19,17 +20,6 @@ static struct kvp_radix_w *w;
 static struct kvp_radix_match *match;
 static uint64_t local[LEN], ext[LEN];
 static int fd[2];
-
-static void *map(int *f, uint64_t bytes)
-{
-	*f = memfd_create("t", 0);
-	if (*f < 0 || ftruncate(*f, (off_t)bytes))
-		exit(1);
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, *f, 0);
-	if (p == MAP_FAILED)
-		exit(1);
-	return p;
-}
 
 static uint64_t kib(void)
 {
@@ -80,8 +70,8 @@ static uint64_t tend(void)
 
 int main(void)
 {
-	void *pub = map(&fd[0], kvp_radix_footprint(&geom)),
-	     *priv = map(&fd[1], kvp_radix_priv_footprint(&geom));
+	void *pub = shared_file(kvp_radix_footprint(&geom), &fd[0]),
+	     *priv = shared_file(kvp_radix_priv_footprint(&geom), &fd[1]);
 	match = malloc(sizeof(*match));
 	if (kvp_radix_new(pub, &geom) || kvp_radix_priv_new(priv, &geom) ||
 		kvp_radix_join(pub, &geom, &radix) ||

@@ -20,13 +20,7 @@ static uint64_t local[N], ext[N];
 
 static void fresh(void)
 {
-	kvp_radix_w_close(w);
-	w = NULL;
-	if (seg.pub)
-		seg_free(&seg);
-	if (seg_new(&seg, &geom) || kvp_radix_join(seg.pub, &geom, &radix) ||
-		kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &w, NULL))
-		exit(1);
+	seg_fresh(&seg, &geom, &radix, &w);
 }
 
 static void put(uint32_t slot, uint32_t from, uint32_t n)

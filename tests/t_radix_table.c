@@ -80,9 +80,7 @@ int main(void)
 {
 	struct rng r = {tap_seed(0)};
 	match = malloc(sizeof(*match));
-	if (seg_new(&seg, &geom) || kvp_radix_join(seg.pub, &geom, &radix) ||
-		kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &w, NULL))
-		return 1;
+	seg_fresh(&seg, &geom, &radix, &w);
 	work(&r, 30000, CHAINS);
 	struct kvp_radix_stats full = stats();
 	ok(full.table_slots >= 8192 && full.table_growths >= 3, "%llu runs: the table grew to %llu slots",

@@ -5,16 +5,6 @@
 
 #define MAX 1024
 
-static size_t unhex(const char *hex, uint8_t *out)
-{
-	size_t n = 0;
-	for (; hex[0] && hex[1]; hex += 2) {
-		char two[3] = {hex[0], hex[1], 0};
-		out[n++] = (uint8_t)strtoul(two, NULL, 16);
-	}
-	return n;
-}
-
 static const char *opt_str(struct kvp_json_val v, const char *key)
 {
 	struct kvp_json_val s;
@@ -26,7 +16,7 @@ static void primitives(struct kvp_json_val root)
 	uint8_t buf[4096];
 	struct kvp_json_iter it = kvp_json_each(vec_get(root, "xxh3_64"));
 	while (kvp_json_next(&it)) {
-		size_t n = unhex(vec_str(it.val, "hex"), buf);
+		size_t n = vec_unhex(vec_str(it.val, "hex"), buf);
 		is_u64(kvp_hash_bytes(buf, n, vec_u64(it.val, "seed")), vec_u64(it.val, "hash"),
 			"H of %zu bytes", n);
 	}
@@ -58,7 +48,7 @@ static void external(struct kvp_json_val root)
 	struct kvp_json_iter it = kvp_json_each(vec_get(root, "external_hash"));
 	while (kvp_json_next(&it)) {
 		uint8_t buf[128];
-		size_t n = unhex(vec_str(it.val, "msgpack_hex"), buf);
+		size_t n = vec_unhex(vec_str(it.val, "msgpack_hex"), buf);
 		/* Integers are the event decoder's business; bytes (bin 8: tag, length, bytes) are ours. */
 		if (buf[0] == 0xc4)
 			is_u64(kvp_hash_external_bytes(buf + 2, n - 2), vec_u64(it.val, "u64"),

@@ -287,16 +287,14 @@ static void dump(const char *name, uint32_t step, struct kvp_json_val events)
 
 static void scenario(struct kvp_json_val s)
 {
-	struct seg seg;
+	struct seg seg = {.pub = NULL};
 	const char *name;
 	size_t len;
 	uint32_t step = 0;
 	kvp_json_str(member(s, "name"), &name, &len);
 	rank_cnt = 0;
 	block_size = num(member(s, "block_size"));
-	if (seg_new(&seg, &geom) || kvp_radix_join(seg.pub, &geom, &radix) ||
-		kvp_radix_w_open(seg.pub, seg.priv, &geom, KVP_RADIX_RECOVER, NULL, &w, NULL))
-		exit(1);
+	seg_fresh(&seg, &geom, &radix, &w);
 	struct kvp_json_iter it = kvp_json_each(member(s, "steps"));
 	for (; kvp_json_next(&it); step++) {
 		if (has(it.val, "query_block_hashes")) {
@@ -313,6 +311,7 @@ static void scenario(struct kvp_json_val s)
 	}
 	ok(kvp_radix_check(&radix) == 0 && kvp_radix_w_check(w) == 0, "%s: sound at the end", name);
 	kvp_radix_w_close(w);
+	w = NULL;
 	seg_free(&seg);
 }
 

@@ -74,4 +74,15 @@ __attribute__((unused)) static double vec_real(struct kvp_json_val v)
 	}
 	return d;
 }
+
+/* vec_unhex: bytes of a text of hexadecimal digits; how many. */
+__attribute__((unused)) static size_t vec_unhex(const char *hex, uint8_t *out)
+{
+	size_t n = 0;
+	for (; hex[0] && hex[1]; hex += 2) {
+		char two[3] = {hex[0], hex[1], 0};
+		out[n++] = (uint8_t)strtoul(two, NULL, 16);
+	}
+	return n;
+}
 #endif

@@ -2,7 +2,7 @@
 import struct
 import subprocess
 
-from node import BUILD, SLOW, free_port, worker
+from node import BUILD, SLOW, free_port, wait_for, worker
 
 BLOCK = 4
 
@@ -36,6 +36,21 @@ def stored(first, start, end, rank=None, **extra):
              "medium": "GPU", "lora_name": None}
     event.update(extra)
     return pack([1.0, [event], rank])
+
+
+def depth(node, first, blocks, **extra):
+    """{(worker, rank): device blocks} of a prompt."""
+    status, scores = node.call("POST", "/overlap_scores", dict(token_ids=tokens(first, blocks), **extra))
+    if status != 200:
+        raise RuntimeError(f"overlap_scores: {status} {scores}")
+    return {(w["worker_id"], w["dp_rank"]): w["device_blocks"] for w in scores["workers"]}
+
+
+def becomes(tap, node, first, blocks, want, name, **extra):
+    """The index comes to hold so much of a prompt."""
+    got = wait_for(lambda: (d := depth(node, first, blocks, **extra)) == want and d) or \
+        depth(node, first, blocks, **extra)
+    tap.same(got, want, name)
 
 
 CLEAR = pack([1.0, [{"type": "AllBlocksCleared"}], None])
