@@ -104,37 +104,32 @@ static int lines_ok(const char *t)
 	return 1;
 }
 
-static int put_text(struct kvp_http_buf *b, const char *t)
-{
-	return kvp_http_buf_put(b, t, strlen(t));
-}
-
 static int request_build(const struct kvp_http_call_cfg *cfg, const struct kvp_addr *a, const char *method,
 	struct kvp_http_buf *b)
 {
 	char num[64];
-	int rc = put_text(b, method);
-	rc |= put_text(b, " ");
-	rc |= put_text(b, cfg->path);
-	rc |= put_text(b, " HTTP/1.1\r\nHost: ");
+	int rc = kvp_http_buf_text(b, method);
+	rc |= kvp_http_buf_text(b, " ");
+	rc |= kvp_http_buf_text(b, cfg->path);
+	rc |= kvp_http_buf_text(b, " HTTP/1.1\r\nHost: ");
 	if (cfg->authority) {
-		rc |= put_text(b, cfg->authority);
+		rc |= kvp_http_buf_text(b, cfg->authority);
 	} else if (a->ss.ss_family == AF_UNIX) {
-		rc |= put_text(b, "localhost");
+		rc |= kvp_http_buf_text(b, "localhost");
 	} else {
 		int bare6 = a->ss.ss_family == AF_INET6 && cfg->host[0] != '[';
 		snprintf(num, sizeof(num), "%s:%u", bare6 ? "]" : "", (unsigned)cfg->port);
-		rc |= put_text(b, bare6 ? "[" : "");
-		rc |= put_text(b, cfg->host);
-		rc |= put_text(b, num);
+		rc |= kvp_http_buf_text(b, bare6 ? "[" : "");
+		rc |= kvp_http_buf_text(b, cfg->host);
+		rc |= kvp_http_buf_text(b, num);
 	}
-	rc |= put_text(b, "\r\n");
-	rc |= put_text(b, cfg->headers ? cfg->headers : "");
+	rc |= kvp_http_buf_text(b, "\r\n");
+	rc |= kvp_http_buf_text(b, cfg->headers ? cfg->headers : "");
 	if (cfg->len || !strcmp(method, "POST") || !strcmp(method, "PUT") || !strcmp(method, "PATCH")) {
 		snprintf(num, sizeof(num), "Content-Length: %llu\r\n", (unsigned long long)cfg->len);
-		rc |= put_text(b, num);
+		rc |= kvp_http_buf_text(b, num);
 	}
-	rc |= put_text(b, "\r\n");
+	rc |= kvp_http_buf_text(b, "\r\n");
 	rc |= kvp_http_buf_put(b, cfg->body, cfg->len);
 	return rc ? KVP_ERR_SYS : KVP_OK;
 }

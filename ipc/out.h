@@ -28,7 +28,8 @@ static inline uint64_t kvp_out_len(const struct kvp_out *o)
 	return o->pend.len + o->fly;
 }
 
-/* kvp_out_kick hands over what is gathered if nothing is in flight. */
+/* kvp_out_kick hands over what is gathered if nothing is in flight; the loop refuses bytes only while it has
+ * some. */
 static inline void kvp_out_kick(struct kvp_out *o, struct kvp_sock *s)
 {
 	if (o->fly || !o->pend.len || o->failed)

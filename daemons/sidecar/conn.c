@@ -84,7 +84,7 @@ static void recv_ctl(struct kvp_conn *c)
 static int hold(struct kvp_conn *c, uint64_t flow, uint64_t pending, enum kvp_held_how how)
 {
 	uint64_t out = kvp_out_len(&c->out);
-	uint64_t all = flow + pending + (out > KVP_OUT_HIGH_BYTES ? out : 0);
+	uint64_t all = flow + pending + (out > KVP_HELD_OUT_BYTES ? out : 0);
 	int rc = kvp_held_set(&c->w->sidecar->held, &c->held, all, how);
 	if (rc)
 		kvp_count_add(&c->w->count.held_refused, 1);
@@ -138,7 +138,7 @@ void kvp_conn_put(struct kvp_conn *c, const void *data, uint64_t len)
 		return;
 	}
 	kvp_out_kick(&c->out, &c->sock);
-	if (kvp_out_len(&c->out) > KVP_OUT_HIGH_BYTES)
+	if (kvp_out_len(&c->out) > KVP_HELD_OUT_BYTES)
 		hold_again(c);
 	if (idle && c->state >= KVP_CONN_WAIT)
 		kvp_conn_timer(c);
@@ -428,7 +428,7 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 		return;
 	}
 	kvp_conn_timer(c);
-	if (before > KVP_OUT_HIGH_BYTES)
+	if (before > KVP_HELD_OUT_BYTES)
 		hold_again(c);
 	if (before > KVP_OUT_LOW_BYTES && left <= KVP_OUT_LOW_BYTES) {
 		if (c->req.running && c->req.flow->drained)

@@ -3,11 +3,11 @@
  * Shape      a word that all workers add to. Each holder has a word of its own with what it has in there.
  * Counted    what waits for something else: bodies that are collected, their copies for the engines, answers
  *            of prefill engines, what of a decode answer waits behind a gate or for its usage, pipelined
- *            requests, and bytes for a client over KVP_OUT_HIGH_BYTES. Not counted: streams, whose queues are
+ *            requests, and answers that a client does not take. Not counted: streams, whose queues are
  *            short.
  * Ordering   none: relaxed sums.
  * Crash      process-local.
- * Proved by  tests/s_sidecar.t
+ * Proved by  tests/s_sidecar_limits.t
  */
 #ifndef KVP_SIDECAR_HELD_H
 #define KVP_SIDECAR_HELD_H
@@ -15,6 +15,8 @@
 #include <kvpick/atomic.h>
 #include <kvpick/err.h>
 #include <stdint.h>
+
+#define KVP_HELD_OUT_BYTES 262144 /* bytes for a client that count: more than a stream lets wait */
 
 struct kvp_held {
 	uint64_t all, max; /* max 0: no budget */
