@@ -155,14 +155,6 @@ static void gap_set(struct kvp_leg *leg)
 		fail_later(leg);
 }
 
-static void on_gap(void *ctx, struct kvp_timer *t)
-{
-	struct kvp_leg *leg = ctx;
-	(void)t;
-	int waits = !leg->conn || leg->conn->state < CONN_RUNNING;
-	leg_done(leg, waits ? KVP_LEG_CONNECT_TIMEOUT : KVP_LEG_READ_TIMEOUT);
-}
-
 static void on_deadline(void *ctx, struct kvp_timer *t)
 {
 	(void)t;
@@ -253,6 +245,22 @@ static int conn_new(struct kvp_leg *leg)
 	return KVP_OK;
 }
 
+/* An address that says nothing is left for the next one. */
+static void on_gap(void *ctx, struct kvp_timer *t)
+{
+	struct kvp_leg *leg = ctx;
+	(void)t;
+	int waits = !leg->conn || leg->conn->state < CONN_RUNNING;
+	if (leg->conn && leg->conn->state == CONN_CONNECTING && leg->addr_at + 1 < leg->cfg.to.cnt) {
+		conn_close(leg->conn);
+		leg->addr_at++;
+		leg->was_late = 1;
+		if (conn_new(leg) == KVP_OK)
+			return;
+	}
+	leg_done(leg, waits ? KVP_LEG_CONNECT_TIMEOUT : KVP_LEG_READ_TIMEOUT);
+}
+
 /* Connected: the request goes out. */
 static void conn_run(struct kvp_leg_conn *c)
 {
@@ -308,7 +316,7 @@ static void on_connect(void *ctx, struct kvp_sock *s, int err)
 		if (++leg->addr_at < leg->cfg.to.cnt && conn_new(leg) == KVP_OK)
 			return;
 		leg->sys = -err;
-		leg_done(leg, KVP_LEG_REFUSED);
+		leg_done(leg, leg->was_late ? KVP_LEG_CONNECT_TIMEOUT : KVP_LEG_REFUSED);
 		return;
 	}
 	if (c->tls_of) {

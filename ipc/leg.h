@@ -51,7 +51,7 @@ void kvp_leg_pool_end(struct kvp_leg_pool *p); /* closes idle connections; no le
 enum kvp_leg_end {
 	KVP_LEG_COMPLETE,
 	KVP_LEG_REFUSED,	 /* no connection */
-	KVP_LEG_CONNECT_TIMEOUT, /* none in time */
+	KVP_LEG_CONNECT_TIMEOUT, /* none in time; also if of several addresses one was silent */
 	KVP_LEG_READ_TIMEOUT,	 /* a gap that was too long */
 	KVP_LEG_DEADLINE,	 /* the whole took too long */
 	KVP_LEG_BROKEN,		 /* ended or was no HTTP before its head was complete */
@@ -76,7 +76,7 @@ enum kvp_leg_upload { KVP_LEG_WHOLE, KVP_LEG_SHORT, KVP_LEG_LONG };
 enum kvp_leg_repeat { KVP_LEG_AGAIN, KVP_LEG_ONCE };
 
 struct kvp_leg_cfg {
-	struct kvp_addrs to; /* tried one after the other; none: host is looked up */
+	struct kvp_addrs to; /* tried one after the other, connect_ns each; none: host is looked up */
 	const char *host;    /* literal or name; not kept */
 	uint16_t port;
 	struct kvp_tls_client *tls;   /* NULL: plain text */
@@ -107,6 +107,7 @@ struct kvp_leg { /* zeroed at first; private but for status, head, got, and err 
 	int err;    /* of BROKEN and CUT: KVP_ERR_CLOSED, KVP_ERR_PROTO, KVP_ERR_LIMIT (head), KVP_ERR_SYS */
 	int sys;    /* of REFUSED and FAILED: errno; EPROTO: TLS */
 	uint8_t got, running, paused, retried, ended_upload;
+	uint8_t was_late; /* an address did not answer */
 };
 
 /* kvp_leg_start: never fails at once, on_done tells. */

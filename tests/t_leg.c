@@ -1,5 +1,5 @@
-/* A kept connection that breaks: what is sent again on a new one, and what is not. Over real
- * sockets, on both loop back ends; the engine is this thread, too, so it closes exactly when it shall. */
+/* A kept connection that breaks: what is sent again on a new one, and what is not. Addresses that say nothing:
+ * the next is tried. Over real sockets, on both loop back ends; the engine is this thread, too, so it closes exactly when it shall. */
 #include "ipc/leg.h"
 #include "tests/http_util.h"
 
@@ -251,6 +251,71 @@ static void test_unasked(enum kvp_leg_repeat repeat)
 	close(fd);
 }
 
+/* A port that answers no SYN: its queue is full. */
+static int silent_port(int fd[8], uint16_t *silent)
+{
+	struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	socklen_t len = sizeof(sa);
+	for (int i = 0; i < 8; i++)
+		fd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int rc = bind(fd[0], (struct sockaddr *)&sa, len) || listen(fd[0], 0) ||
+		 getsockname(fd[0], (struct sockaddr *)&sa, &len);
+	for (int i = 1; i < 8 && !rc; i++)
+		if (connect(fd[i], (struct sockaddr *)&sa, len) && errno != EINPROGRESS)
+			rc = -1;
+	*silent = ntohs(sa.sin_port);
+	return rc;
+}
+
+static void ask_two(uint16_t first, uint16_t second)
+{
+	struct kvp_http_buf b = {0};
+	kvp_http_buf_text(&b, "GET / HTTP/1.1\r\n\r\n");
+	request_len = b.len;
+	done_cnt = done_status = 0;
+	struct kvp_leg_cfg cfg = {.request = &b, .connect_ns = 50000000, .gap_ns = WAIT_NS, .to = {.cnt = 2}};
+	kvp_addr_ip(&cfg.to.addr[0], "127.0.0.1", first);
+	kvp_addr_ip(&cfg.to.addr[1], "127.0.0.1", second);
+	kvp_leg_start(&leg, &pool, &cfg, &ops, NULL);
+}
+
+static void test_silent(void)
+{
+	int fd[8];
+	uint16_t silent;
+	engine_close(&old);
+	engine_close(&fresh);
+	for (int i = 0; i < 10; i++)
+		pump(); /* what was kept is closed */
+	ok(silent_port(fd, &silent) == 0, "%s: an address that says nothing", be_name);
+	old_got = 0;
+	ask_two(silent, port);
+	UNTIL(done_cnt || old_got == request_len)
+	{
+		engine_take(&old);
+		engine_read(old, &old_got);
+	}
+	if (old >= 0)
+		send(old, GOOD, sizeof(GOOD) - 1, MSG_NOSIGNAL);
+	UNTIL(done_cnt);
+	ok(done_end == KVP_LEG_COMPLETE && done_status == 200, "%s: the next one is tried, and answers", be_name);
+	engine_close(&old);
+	engine_close(&listener);
+	for (int i = 0; i < 10; i++)
+		pump();
+	ask_two(silent, port);
+	UNTIL(done_cnt);
+	is_u64(done_end, KVP_LEG_CONNECT_TIMEOUT, "%s: when the next refuses, the silence is told", be_name);
+	ask_two(port, silent);
+	UNTIL(done_cnt);
+	is_u64(done_end, KVP_LEG_CONNECT_TIMEOUT, "%s: also when the first refuses", be_name);
+	ask_two(port, port);
+	UNTIL(done_cnt);
+	is_u64(done_end, KVP_LEG_REFUSED, "%s: two that refuse are no silence", be_name);
+	for (int i = 0; i < 8; i++)
+		close(fd[i]);
+}
+
 static void run(enum kvp_loop_backend be, const char *name)
 {
 	struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -273,9 +338,8 @@ static void run(enum kvp_loop_backend be, const char *name)
 		test_twice(repeat);
 		test_unasked(repeat);
 	}
-	engine_close(&old);
+	test_silent();
 	engine_close(&fresh);
-	engine_close(&listener);
 	kvp_leg_pool_end(&pool);
 	kvp_loop_close(loop);
 }

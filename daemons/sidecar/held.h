@@ -4,7 +4,8 @@
  * Counted    what waits for something else: bodies that are collected, their copies for the engines, answers
  *            of prefill engines, what of a decode answer waits behind a gate or for its usage, pipelined
  *            requests, and answers that a client does not take. Not counted: streams, whose queues are
- *            short.
+ *            short; and of a request on a kept connection the copy that is on its way, until the kernel has
+ *            it.
  * Ordering   none: relaxed sums.
  * Crash      process-local.
  * Proved by  tests/s_sidecar_limits.t
