@@ -1,5 +1,6 @@
-/* A kept connection that breaks: what is sent again on a new one, and what is not. Addresses that say nothing:
- * the next is tried. Over real sockets, on both loop back ends; the engine is this thread, too, so it closes exactly when it shall. */
+/* A kept connection that breaks: what is sent again on a new one, and what is not. Addresses that say
+ * nothing: the next is tried. Over real sockets, on both loop back ends; the engine is this thread, too, so
+ * it closes exactly when it shall. */
 #include "ipc/leg.h"
 #include "tests/http_util.h"
 
@@ -298,7 +299,8 @@ static void test_silent(void)
 	if (old >= 0)
 		send(old, GOOD, sizeof(GOOD) - 1, MSG_NOSIGNAL);
 	UNTIL(done_cnt);
-	ok(done_end == KVP_LEG_COMPLETE && done_status == 200, "%s: the next one is tried, and answers", be_name);
+	ok(done_end == KVP_LEG_COMPLETE && done_status == 200, "%s: the next one is tried, and answers",
+		be_name);
 	engine_close(&old);
 	engine_close(&listener);
 	for (int i = 0; i < 10; i++)

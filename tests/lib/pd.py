@@ -521,7 +521,9 @@ class Sidecar:
         self.proc.send_signal(sig)
 
     def wait(self, seconds=20.0):
-        return self.proc.wait(seconds * SLOW)
+        code = self.proc.wait(seconds * SLOW)
+        self.reader.join(5)  # all of its log
+        return code
 
     def stop(self):
         if self.proc.poll() is None:
