@@ -4,6 +4,7 @@ clients that go away at any point, graceful end. Every wait is for an event with
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -121,10 +122,11 @@ def test_ports():
         tap.same([call(metrics, "POST", "/select_and_reserve", {"token_ids": [1]})[0],
                   call(metrics, "GET", "/workers")[0], call(metrics, "DELETE", "/workers/1")[0]], [404] * 3,
                  "and it shows metrics only")
-        with open(f"/proc/{node.children()['kvpick-httpd'][0]}/net/tcp", encoding="ascii") as f:
-            pid = node.children()["kvpick-httpd"][0]
-            inodes = {os.readlink(f"/proc/{pid}/fd/{fd}")[8:-1] for fd in os.listdir(f"/proc/{pid}/fd")
-                      if os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:")}
+        pid, inodes = node.children()["kvpick-httpd"][0], set()
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of a connection that ends now
+                inodes.update(re.findall(r"^socket:\[(\d+)", os.readlink(f"/proc/{pid}/fd/{fd}")))
+        with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
             ports = [int(w[1].split(":")[1], 16) for w in map(str.split, f.readlines()[1:])
                      if w[3] == "0A" and w[9] in inodes]
         tap.same(ports, [metrics], "no other port is open")
@@ -229,6 +231,19 @@ def test_timeouts(node, read_s, idle_s):
                 gone = True
         tap.ok(gone, "a client that reads no answers is thrown out")
     tap.ok(wait_for(lambda: metric(node, "connection_stalled") >= 1), "and counted")
+
+
+def test_taken():
+    """A port that somebody else has ends the start; the log names the setting."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        node, text = Node("--port", str(other.getsockname()[1]), env=NO_EVENTS), "it started"
+        try:
+            node.start()
+        except RuntimeError as e:
+            text = str(e)
+        node.stop()
+        tap.ok("httpd.listen setting=KVPICK_PORT port=" in text and "Address already in use" in text,
+               "the port is taken: the log says so and names the setting", text[-1500:])
 
 
 def ids_of(node, names):
@@ -415,6 +430,7 @@ def test_drain():
 def main():
     test_bind()
     test_ports()
+    test_taken()
     test_files()
     with Node(env={"KVPICK_HTTP_MAX_CONNECTIONS": "8", **NO_EVENTS}) as node:
         test_connections(node)

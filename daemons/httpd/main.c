@@ -161,7 +161,8 @@ static int open_server(struct kvp_httpd *h, uint16_t port, void (*on_request)(vo
 	sc.ctx = h;
 	int rc = kvp_http_server_open(h->loop, &sc, out);
 	if (rc)
-		KVP_LOG_E("httpd.listen", "ip=%s port=%u error=%s errno=%s", cfg->bind, port,
+		KVP_LOG_E("httpd.listen", "setting=%s port=%u KVPICK_BIND=%s error=%s errno=%s",
+			out == &h->api ? "KVPICK_PORT" : "DYN_EPP_METRICS_PORT", port, cfg->bind,
 			kvp_strerror(rc), strerror(errno));
 	return rc;
 }
@@ -185,7 +186,8 @@ static int open_all(struct kvp_httpd *h)
 	struct kvp_policy_err why;
 	kvp_select_from_config(&set, h->boot.config);
 	if (kvp_policy_from_config(&h->policy, h->boot.config, &why)) {
-		KVP_LOG_E("httpd.policy", "file=%s error=%s", h->boot.config->policy_config, why.text);
+		KVP_LOG_E("httpd.policy", "DYN_ROUTER_POLICY_CONFIG=%s error=%s",
+			h->boot.config->policy_config, why.text);
 		return KVP_ERR_INVAL;
 	}
 	set.policy = &h->policy;

@@ -49,7 +49,9 @@ static int add(struct sup *s, enum kvp_role role, uint64_t cnt)
 	for (uint64_t i = 0; i < cnt; i++) {
 		/* Slot 0 is the supervisor, the last one the sweep helper. */
 		if (s->child_cnt + 2 >= KVP_SLOT_MAX) {
-			fprintf(stderr, "kvpick: more than %u processes\n", KVP_SLOT_MAX - 2);
+			fprintf(stderr,
+				"kvpick: KVPICK_HTTPD_PROCESSES, KVPICK_EXTPROC_PROCESSES: more than %u\n",
+				KVP_SLOT_MAX - 2);
 			return KVP_EXIT_CONFIG;
 		}
 		struct sup_child *c = &s->child[s->child_cnt++];
