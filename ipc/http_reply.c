@@ -87,7 +87,20 @@ static void reply_done(struct http_conn *c)
 	kvp_http_tags_push(c);
 	c->idle_ns = kvp_loop_now_ns(c->srv->loop);
 	kvp_http_in_reset(&c->in);
+	c->asked = 0;
+	kvp_http_conn_hold(c, 0, KVP_HELD_TAKE);
 	kvp_http_conn_work_later(c);
+}
+
+void kvp_http_req_forget_body(struct kvp_http_req *r)
+{
+	static const char none[KVP_HTTP_BODY_SLACK];
+	struct http_conn *c = conn_of(r);
+	KVP_ASSERT(c->state == CONN_BUSY);
+	r->body = none;
+	r->body_len = 0;
+	kvp_http_buf_free(&c->in.body);
+	kvp_http_conn_hold(c, 0, KVP_HELD_TAKE);
 }
 
 void kvp_http_reply_extra(struct kvp_http_req *r, int status, const char *content_type, const char *extra,

@@ -18,6 +18,13 @@ void kvp_http_conn_work_later(struct http_conn *c)
 	kvp_loop_defer(c->srv->loop, &c->work, conn_work, c);
 }
 
+int kvp_http_conn_hold(struct http_conn *c, uint64_t more, enum kvp_held_how how)
+{
+	int rc = kvp_held_set(c->srv->held, &c->held, c->in.body.len + c->pend.len + more, how);
+	c->srv->stat.held_refused += rc != KVP_OK;
+	return rc;
+}
+
 static void drained_call(void *ctx)
 {
 	struct kvp_http_server *s = ctx;
@@ -47,6 +54,7 @@ static void conn_free(struct http_conn *c)
 	kvp_http_in_free(&c->in);
 	kvp_http_buf_free(&c->pend);
 	kvp_http_buf_free(&c->out);
+	kvp_http_conn_hold(c, 0, KVP_HELD_TAKE);
 	free(c);
 	drain_check(s);
 }
@@ -69,15 +77,16 @@ static uint64_t unsent(const struct http_conn *c)
 	return c->out.len + c->fly_len;
 }
 
-static void error_put(struct http_conn *c, int status, const char *text)
+static void error_put(struct http_conn *c, const struct kvp_http_refusal *why)
 {
 	struct kvp_http_server *s = c->srv;
+	int status = why->status;
 	char body[ERROR_BODY_MAX];
 	size_t len;
 	if (s->cfg.error_body)
-		len = s->cfg.error_body(s->cfg.ctx, status, text, body, sizeof(body));
+		len = s->cfg.error_body(s->cfg.ctx, status, why->text, body, sizeof(body));
 	else
-		len = (size_t)snprintf(body, sizeof(body), "{\"error\":\"%s\"}", text);
+		len = (size_t)snprintf(body, sizeof(body), "{\"error\":\"%s\"}", why->text);
 	len = len < sizeof(body) ? len : sizeof(body);
 	if (status == 408)
 		s->stat.timeouts++;
@@ -86,11 +95,13 @@ static void error_put(struct http_conn *c, int status, const char *text)
 	else
 		s->stat.bad++;
 	c->keep = 0;
-	kvp_http_put_head(c, status, "application/json", NULL, len);
+	kvp_http_put_head(c, status, "application/json", why->extra, len);
 	if (!c->in.req.is_head)
 		kvp_http_put(c, body, len);
 	c->state = CONN_FLUSH;
 	kvp_http_buf_free(&c->pend);
+	kvp_http_buf_free(&c->in.body);
+	kvp_http_conn_hold(c, 0, KVP_HELD_TAKE);
 	c->pend_at = 0;
 	kvp_http_conn_work_later(c);
 }
@@ -104,6 +115,41 @@ static void dispatch(struct http_conn *c)
 	s->cfg.on_request(s->cfg.ctx, &c->in.req);
 }
 
+static const struct kvp_http_refusal no_room = {503, "too many bytes are held", "Retry-After: 1\r\n"};
+
+/* Asks for what refuses a request before its body; 1 if something does, and it was answered. */
+static int refused_early(struct http_conn *c, struct kvp_http_refusal why)
+{
+	if (c->srv->cfg.on_early)
+		c->srv->cfg.on_early(c->srv->cfg.ctx, &c->in.req, &why);
+	c->asked = 1;
+	if (why.status)
+		error_put(c, &why);
+	return why.status != 0;
+}
+
+/* The request is not complete, and its header block is. */
+static void await_body(struct http_conn *c)
+{
+	if (!c->asked && refused_early(c, (struct kvp_http_refusal){0, NULL, NULL}))
+		return;
+	if (!c->in.expect)
+		return;
+	if (!c->in.body.len)
+		kvp_http_put(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+	c->in.expect = 0;
+	kvp_http_conn_work_later(c);
+}
+
+static void failed(struct http_conn *c)
+{
+	struct kvp_http_refusal why = {c->in.status, c->in.text, NULL};
+	if (why.status == 413)
+		refused_early(c, why);
+	else
+		error_put(c, &why);
+}
+
 /* Parses and runs what is there; returns the bytes taken. Stops at a request that is not answered at once,
  * and while the client does not read its answers. */
 static uint64_t advance(struct http_conn *c, const char *data, uint64_t len)
@@ -115,27 +161,21 @@ static uint64_t advance(struct http_conn *c, const char *data, uint64_t len)
 			c->start_ns = kvp_loop_now_ns(c->srv->loop);
 		int rc = kvp_http_in_feed(&c->in, data + at, len - at, &used);
 		at += used;
-		if (rc == KVP_OK) {
+		if (rc == KVP_ERR_PROTO)
+			failed(c);
+		else if (c->in.body.len && kvp_http_conn_hold(c, 0, KVP_HELD_ASK))
+			error_put(c, &no_room);
+		else if (rc == KVP_OK)
 			dispatch(c);
-		} else if (rc == KVP_ERR_PROTO) {
-			int status = c->in.status;
-			const char *text = c->in.text;
-			if (status == 413 && c->srv->cfg.on_too_large)
-				c->srv->cfg.on_too_large(c->srv->cfg.ctx, &c->in.req, &status, &text);
-			error_put(c, status, text);
-		} else if (c->in.expect && c->in.phase == KVP_HTTP_IN_BODY) {
-			if (!c->in.body.len)
-				kvp_http_put(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);
-			c->in.expect = 0;
-			kvp_http_conn_work_later(c);
-		}
+		else if (c->in.phase == KVP_HTTP_IN_BODY)
+			await_body(c);
 	}
 	return c->state >= CONN_FLUSH ? len : at;
 }
 
 static int pend_put(struct http_conn *c, const char *data, uint64_t len)
 {
-	if (c->overrun)
+	if (c->overrun || c->state >= CONN_FLUSH)
 		return KVP_OK;
 	if (c->state == CONN_BUSY && c->pend.len - c->pend_at + len > c->srv->cfg.body_max_bytes) {
 		c->srv->stat.overrun++;
@@ -147,6 +187,12 @@ static int pend_put(struct http_conn *c, const char *data, uint64_t len)
 		c->pend.len -= c->pend_at;
 		c->pend_at = 0;
 	}
+	if (kvp_http_conn_hold(c, len, KVP_HELD_ASK)) {
+		c->overrun = c->state == CONN_BUSY;
+		if (!c->overrun)
+			error_put(c, &no_room);
+		return KVP_OK;
+	}
 	return kvp_http_buf_put(&c->pend, data, len);
 }
 
@@ -157,6 +203,7 @@ static void pend_run(struct http_conn *c)
 	if (c->state >= CONN_FLUSH || c->pend_at >= c->pend.len) {
 		kvp_http_buf_trim(&c->pend);
 		c->pend_at = 0;
+		kvp_http_conn_hold(c, 0, KVP_HELD_TAKE);
 	}
 	/* Never behind a running request: its handler must hear of a client that goes away, and a FIN that
 	 * the client's kernel could not send for want of window is heard by reading only. */
@@ -334,7 +381,7 @@ static uint64_t conn_due(struct http_conn *c, uint64_t now)
 	if (c->in.started) {
 		at = c->start_ns + s->read_ns;
 		if (now >= at) {
-			error_put(c, 408, "request not complete in time");
+			error_put(c, &(struct kvp_http_refusal){408, "request not complete in time", NULL});
 			at = now + s->read_ns;
 		}
 		return at;
@@ -431,6 +478,8 @@ int kvp_http_server_open(
 	s->read_ns = OR(cfg->read_timeout_ms, 30000) * UINT64_C(1000000);
 	s->idle_ns = OR(cfg->idle_timeout_ms, 75000) * UINT64_C(1000000);
 	s->linger_ns = OR(cfg->linger_ms, 5000) * UINT64_C(1000000);
+	s->own.max = KVP_HTTP_HELD_BYTES;
+	s->held = cfg->held ? cfg->held : &s->own;
 	s->cfg.ip = NULL; /* the caller's string need not live on */
 	int rc = cfg->listen_fd > 0 ? kvp_loop_listen_fd(l, &s->listener, cfg->listen_fd, on_accept, s)
 				    : kvp_loop_listen(l, &s->listener, cfg->ip, cfg->port, cfg->listen_flags,

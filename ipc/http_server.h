@@ -14,6 +14,8 @@
  *            other version 505, connections 503. Each closes the connection and is counted.
  * Pipelined  bytes behind a running request are kept up to body_max_bytes; over that the rest is thrown away
  *            and the connection closes behind the reply.
+ * Budget     bodies and pipelined bytes of all connections together are bounded (held): over it a request
+ *            that is being read is answered 503, and bytes behind a running one are thrown away as above.
  * Abort      a reset, or a client that closed fully, calls on_abort at once also while the reply is pending.
  *            A client that only ended its sending side (FIN) still gets its reply: to tell the two apart the
  *            first bytes of the coming status line are sent when the FIN arrives; a fully closed peer answers
@@ -30,6 +32,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include "ipc/held.h"
 #include "ipc/loop.h"
 
 struct kvp_http_server;
@@ -72,7 +75,16 @@ struct kvp_http_server_stat {	    /* since open */
 	uint64_t rx_bytes, tx_bytes;
 	uint64_t open;	  /* gauge: connections now */
 	uint64_t overrun; /* more than body_max_bytes pipelined behind a running request: closed after it */
+	uint64_t held_refused; /* requests and pipelined bytes over the budget */
 };
+
+struct kvp_http_refusal {
+	int status; /* 0: none */
+	const char *text;
+	const char *extra; /* further header lines, each ending in CRLF, or NULL */
+};
+
+#define KVP_HTTP_HELD_BYTES (64u << 20) /* budget of a server that is given none */
 
 struct kvp_http_server_cfg {	    /* zero the struct; 0 takes the default in brackets */
 	const char *ip;		    /* literal; NULL = any IPv4 */
@@ -86,15 +98,17 @@ struct kvp_http_server_cfg {	    /* zero the struct; 0 takes the default in brac
 	uint32_t read_timeout_ms;   /* [30000] first byte to complete request; longest stall of a reply */
 	uint32_t idle_timeout_ms;   /* [75000] */
 	uint32_t linger_ms;	    /* [5000] */
+	struct kvp_held *held;	    /* budget of bodies and pipelined bytes; NULL: KVP_HTTP_HELD_BYTES */
 	uint32_t stream_high_bytes; /* [262144] unsent bytes of a streamed reply at which chunk says AGAIN */
 	void (*on_request)(void *ctx, struct kvp_http_req *r);
 	void (*on_abort)(void *ctx, struct kvp_http_req *r); /* may be NULL */
 	/* A tagged reply that the client has not got; may be NULL. Not to call the server from. */
 	void (*on_undelivered)(void *ctx, uint64_t tag);
-	/* May replace the 413 of a body over the limit by an error that comes before it in the order of
-	 * checks (wrong path, content type): method, path and header fields of r are set, the body is not.
-	 * NULL: 413. */
-	void (*on_too_large)(void *ctx, const struct kvp_http_req *r, int *status, const char **text);
+	/* Asked once the header block of a request is here and its body is not, or is over the limit (then
+	 * status is 413): may set or replace what refuses the request, by an error that comes before the
+	 * body in the order of checks. Method, path and header fields of r are set, the body is not. May be
+	 * NULL. */
+	void (*on_early)(void *ctx, const struct kvp_http_req *r, struct kvp_http_refusal *why);
 	/* Body of the server's own errors, at most cap bytes to buf, its length returned; NULL:
 	 * {"error":"text"}. Content type is application/json. */
 	size_t (*error_body)(void *ctx, int status, const char *text, char *buf, size_t cap);
@@ -115,6 +129,9 @@ void kvp_http_server_close(struct kvp_http_server *s); /* NULL is fine; not from
 /* kvp_http_req_header: value of the first field called name (lower case, any case in the request); length to
  * *len; NULL if absent. Valid while the request lives. Not terminated. */
 const char *kvp_http_req_header(const struct kvp_http_req *r, const char *name, uint32_t *len);
+
+/* kvp_http_req_forget_body gives the memory of the body back while the request waits for its answer. */
+void kvp_http_req_forget_body(struct kvp_http_req *r);
 
 /* Whole reply: copies everything. extra: further header lines, each ending in CRLF, or NULL. content_type
  * NULL: none. May be called from on_request or any time later. */

@@ -33,6 +33,7 @@ struct http_conn {
 	struct kvp_http_buf pend; /* received, not yet parsed */
 	struct kvp_http_buf out;  /* to be sent */
 	uint64_t pend_at;
+	uint64_t held; /* of the budget */
 	uint64_t fly_len, fly_cap; /* buffer in the loop's hands; 0 = none */
 	uint64_t put_bytes;	   /* all that was ever put into out */
 	uint64_t tag;		   /* of the running request's reply, 0 = none */
@@ -47,6 +48,7 @@ struct http_conn {
 	uint8_t overrun;     /* pipelined too much: closes behind the running request */
 	uint8_t prefix_sent; /* first bytes of the status line are out */
 	uint8_t drain_asked; /* chunk said AGAIN */
+	uint8_t asked;	     /* on_early was asked about this request */
 	uint8_t dead;	     /* to be dropped by the deferred work */
 	uint8_t keep;	     /* this reply keeps the connection */
 };
@@ -57,6 +59,7 @@ struct kvp_http_server {
 	struct kvp_http_server_stat stat;
 	struct kvp_listener listener;
 	struct http_conn *conn;
+	struct kvp_held *held, own; /* own: where the caller gave none */
 	uint64_t read_ns, idle_ns, linger_ns;
 	uint8_t draining;
 	uint64_t drain_ns;
@@ -72,6 +75,8 @@ static inline struct http_conn *conn_of(const struct kvp_http_req *r)
 	return (void *)((char *)(uintptr_t)r - offsetof(struct http_conn, in.req));
 }
 void kvp_http_conn_work_later(struct http_conn *c);
+/* kvp_http_conn_hold counts what the connection keeps now, and more bytes; KVP_ERR_FULL as kvp_held_set. */
+int kvp_http_conn_hold(struct http_conn *c, uint64_t more, enum kvp_held_how how);
 /* status line and fields; body_len UINT64_MAX: chunked or to close as c->reply says. */
 void kvp_http_put_head(
 	struct http_conn *c, int status, const char *content_type, const char *extra, uint64_t body_len);

@@ -649,6 +649,116 @@ static void test_max_connections(void)
 }
 
 static int drained;
+static void early(void *ctx, const struct kvp_http_req *r, struct kvp_http_refusal *why)
+{
+	(void)ctx;
+	if (r->path_len == 7 && memcmp(r->path, "/closed", 7) == 0)
+		*why = (struct kvp_http_refusal){401, "closed", "WWW-Authenticate: Bearer\r\n"};
+	else if (why->status == 413)
+		*why = (struct kvp_http_refusal){404, "none", NULL};
+}
+
+/* One answer of a connection that is closed behind it. */
+static void last_answer(int fd, const char *want, const char *name)
+{
+	struct in in = {0};
+	UNTIL((in_more(fd, &in), in.eof));
+	strip_dates(&in);
+	ok(in.p && strncmp(in.p, want, strlen(want)) == 0 && in.eof, "%s: %s", be_name, name);
+	if (in.p && strncmp(in.p, want, strlen(want)) != 0)
+		printf("# got: %.200s\n", in.p);
+	in_free(&in);
+	close(fd);
+}
+
+#define NO_ROOM                                                                                              \
+	"HTTP/1.1 503 Service Unavailable\r\n"                                                               \
+	"Content-Type: application/json\r\nContent-Length: 35\r\nRetry-After: 1\r\n"                         \
+	"Connection: close\r\n\r\n{\"error\":\"too many bytes are held\"}"
+
+static void test_held(void)
+{
+	static const char head[] = "POST /hold HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n";
+	static char body[900];
+	struct kvp_held budget = {.max = 1000};
+	struct kvp_http_server_cfg cfg = {.held = &budget};
+	struct kvp_http_server *main_srv = srv;
+	memset(body, 'b', sizeof(body));
+	srv = open_server(&cfg);
+	const struct kvp_http_server_stat *st = kvp_http_server_stat(srv);
+	held_cnt = 0;
+	int a = dial(kvp_http_server_port(srv));
+	put(a, head, sizeof(head) - 1);
+	put(a, body, 600);
+	UNTIL(budget.all == 600);
+	is_u64(budget.all, 600, "%s: half a body is held", be_name);
+	int b = dial(kvp_http_server_port(srv));
+	put(b, head, sizeof(head) - 1);
+	put(b, body, 600);
+	last_answer(b, NO_ROOM, "another one is too much: 503");
+	is_u64(st->held_refused, 1, "%s: counted", be_name);
+	put(a, body, 300);
+	UNTIL(held_cnt == 1);
+	is_u64(budget.all, 900, "%s: a request that waits for its answer holds its body", be_name);
+	put(a, head, sizeof(head) - 1);
+	UNTIL(budget.all > 900);
+	put(a, body, 200);
+	UNTIL(st->held_refused == 2);
+	is_u64(budget.all, 900 + sizeof(head) - 1,
+		"%s: what is pipelined behind it counts, what is too much is dropped", be_name);
+	kvp_http_reply(held[0], 200, "text/plain", "x", 1);
+	last_answer(a,
+		"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n"
+		"Connection: close\r\n\r\nx",
+		"and closes the connection behind the answer");
+	UNTIL(st->open == 0);
+	is_u64(budget.all, 0, "%s: nothing is held when all are gone", be_name);
+	a = dial(kvp_http_server_port(srv));
+	put(a, head, sizeof(head) - 1);
+	put(a, body, 900);
+	UNTIL(held_cnt == 2);
+	kvp_http_req_forget_body(held[1]);
+	ok(budget.all == 0 && held[1]->body_len == 0, "%s: a forgotten body is not held", be_name);
+	kvp_http_reply(held[1], 200, "text/plain", "x", 1);
+	close(a);
+	UNTIL(st->open == 0);
+	a = dial(kvp_http_server_port(srv));
+	put(a, head, sizeof(head) - 1);
+	put(a, body, 600);
+	UNTIL(budget.all == 600);
+	close(a);
+	UNTIL(st->open == 0);
+	is_u64(budget.all, 0, "%s: a client that leaves gives its bytes back", be_name);
+	is_u64(st->overrun, 0, "%s: none of this is an overrun of one connection", be_name);
+	kvp_http_server_close(srv);
+	srv = main_srv;
+}
+
+static void test_early(void)
+{
+	static const char closed[] = "POST /closed HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+				     "Content-Length: 900\r\n\r\n";
+	static const char chunked[] = "POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+				      "5\r\nabc";
+	struct kvp_http_server_cfg cfg = {.on_early = early, .body_max_bytes = 1000};
+	struct kvp_http_server *main_srv = srv;
+	srv = open_server(&cfg);
+	int a = dial(kvp_http_server_port(srv));
+	put(a, closed, sizeof(closed) - 1);
+	last_answer(a,
+		"HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: 18\r\n"
+		"WWW-Authenticate: Bearer\r\nConnection: close\r\n\r\n{\"error\":\"closed\"}",
+		"a request is refused before its body comes, without 100");
+	a = dial(kvp_http_server_port(srv));
+	put(a, chunked, sizeof(chunked) - 1);
+	UNTIL(kvp_http_server_stat(srv)->rx_bytes > sizeof(closed) + sizeof(chunked) - 4);
+	put(a, "de\r\n3e8\r\n", 9);
+	last_answer(a, ERR("404 Not Found", 16, "none"), "a body that gets too large is judged again");
+	is_u64(kvp_http_server_stat(srv)->requests, 0, "%s: no handler saw them", be_name);
+	kvp_http_server_close(srv);
+	srv = main_srv;
+}
+
 static void on_drained(void *ctx)
 {
 	(void)ctx;
@@ -736,6 +846,8 @@ static void run(enum kvp_loop_backend be, const char *name)
 	test_many();
 	test_time();
 	test_max_connections();
+	test_held();
+	test_early();
 	test_drain();
 	/* closing tells the handlers of running requests */
 	int fd = dial(kvp_http_server_port(srv));

@@ -60,6 +60,7 @@ struct kvp_httpd {
 	struct kvp_boot boot;
 	struct kvp_loop *loop;
 	struct kvp_http_server *api, *metrics; /* NULL: that port is off */
+	struct kvp_held held;		       /* bodies and pipelined bytes of both */
 	struct kvp_selection *selection;
 	struct kvp_parse parse;
 	struct kvp_jw out;
@@ -95,7 +96,7 @@ struct kvp_call {
 void kvp_httpd_request(void *ctx, struct kvp_http_req *r); /* routes.c: on_request */
 void kvp_httpd_metrics_request(void *ctx, struct kvp_http_req *r); /* the metrics port */
 void kvp_httpd_abort(void *ctx, struct kvp_http_req *r);
-void kvp_httpd_too_large(void *ctx, const struct kvp_http_req *r, int *status, const char **text);
+void kvp_httpd_early(void *ctx, const struct kvp_http_req *r, struct kvp_http_refusal *why);
 
 /* kvp_reply_json sends what h->out holds; kvp_reply_error {"error":text}; kvp_reply_ok {"status":"ok"}. */
 void kvp_reply_json(struct kvp_call *c, int status);

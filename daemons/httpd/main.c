@@ -90,6 +90,8 @@ static void count_http(struct kvp_httpd *h)
 	kvp_ctr_add(c, KVP_CTR_HTTP_IDLE_CLOSED, now.idle_closed - h->seen.idle_closed);
 	kvp_ctr_add(c, KVP_CTR_HTTP_STALLED, now.stalled - h->seen.stalled);
 	kvp_ctr_add(c, KVP_CTR_HTTP_OVERRUN, now.overrun - h->seen.overrun);
+	kvp_ctr_add(c, KVP_CTR_HTTP_HELD_REFUSED, now.held_refused - h->seen.held_refused);
+	kvp_ctr_set(c, KVP_CTR_HTTP_HELD, h->held.all);
 	kvp_ctr_set(c, KVP_CTR_HTTP_OPEN, now.open);
 	h->seen = now;
 }
@@ -157,7 +159,9 @@ static int open_server(struct kvp_httpd *h, uint16_t port, void (*on_request)(vo
 	sc.on_request = on_request;
 	sc.on_abort = kvp_httpd_abort;
 	sc.on_undelivered = kvp_httpd_undelivered;
-	sc.on_too_large = kvp_httpd_too_large;
+	sc.held = &h->held;
+	if (out == &h->api)
+		sc.on_early = kvp_httpd_early;
 	sc.ctx = h;
 	int rc = kvp_http_server_open(h->loop, &sc, out);
 	if (rc)
@@ -211,6 +215,7 @@ static int open_all(struct kvp_httpd *h)
 	kvp_loop_before_sleep(h->loop, before_sleep, h);
 	h->boot.region->lifecycle.wake = KVP_LIFECYCLE_WAKE_LATER;
 	const struct kvp_config_derived *eff = &h->boot.config->eff;
+	h->held.max = h->boot.config->http_max_held_bytes;
 	if (eff->api_port)
 		rc = open_server(h, eff->api_port, kvp_httpd_request, &h->api);
 	if (!rc && eff->metrics_port)

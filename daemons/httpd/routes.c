@@ -166,22 +166,27 @@ static int guarded(const struct route *rt)
 	       rt->run != kvp_route_overlap_scores;
 }
 
-static int authorized(struct kvp_call *c, const struct route *rt)
+#define NO_TOKEN "a valid bearer token is required"
+#define ASK_TOKEN "WWW-Authenticate: Bearer\r\n"
+
+static int authorized(struct kvp_httpd *h, const struct kvp_http_req *r, const struct route *rt)
 {
-	static const char body[] = "{\"error\":\"a valid bearer token is required\"}";
 	uint32_t len = 0;
-	const char *value = guarded(rt) ? kvp_http_req_header(c->req, "authorization", &len) : NULL;
-	if (!guarded(rt) || kvp_token_passes(&c->h->token, value, len))
+	const char *value = guarded(rt) ? kvp_http_req_header(r, "authorization", &len) : NULL;
+	if (!guarded(rt) || kvp_token_passes(&h->token, value, len))
 		return 1;
-	kvp_ctr_add(c->h->boot.ctr, KVP_CTR_HTTP_UNAUTHORIZED, 1);
-	kvp_http_reply_extra(
-		c->req, 401, "application/json", "WWW-Authenticate: Bearer\r\n", body, sizeof(body) - 1);
+	kvp_ctr_add(h->boot.ctr, KVP_CTR_HTTP_UNAUTHORIZED, 1);
 	return 0;
 }
 
 static void dispatch(struct kvp_call *c, const struct route *rt, const char *seg, size_t seg_len)
 {
-	if (!authorized(c, rt) || (seg && take_segment(c, rt, seg, seg_len) != 0))
+	if (!authorized(c->h, c->req, rt)) {
+		static const char body[] = "{\"error\":\"" NO_TOKEN "\"}";
+		kvp_http_reply_extra(c->req, 401, "application/json", ASK_TOKEN, body, sizeof(body) - 1);
+		return;
+	}
+	if (seg && take_segment(c, rt, seg, seg_len) != 0)
 		return;
 	if (rt->body != NO_BODY && !is_json(c->req)) {
 		kvp_reply_error(c, 415, NOT_JSON);
@@ -215,20 +220,20 @@ static const struct route *find(
 	return NULL;
 }
 
-void kvp_httpd_too_large(void *ctx, const struct kvp_http_req *r, int *status, const char **text)
+/* A body is read for nobody without the token. Other faults of its request are told behind it, so that the
+ * connection can go on, unless it is refused anyway. */
+void kvp_httpd_early(void *ctx, const struct kvp_http_req *r, struct kvp_http_refusal *why)
 {
-	const char *seg, *refusal;
+	const char *seg, *text;
 	size_t seg_len = 0;
-	int code;
-	(void)ctx;
-	const struct route *rt = find(r, &seg, &seg_len, &code, &refusal);
-	if (!rt) {
-		*status = code;
-		*text = refusal;
-	} else if (rt->body != NO_BODY && !is_json(r)) {
-		*status = 415;
-		*text = NOT_JSON;
-	}
+	int status;
+	const struct route *rt = find(r, &seg, &seg_len, &status, &text);
+	if (rt && !authorized(ctx, r, rt))
+		*why = (struct kvp_http_refusal){401, NO_TOKEN, ASK_TOKEN};
+	else if (why->status && !rt)
+		*why = (struct kvp_http_refusal){status, text, NULL};
+	else if (why->status && rt->body != NO_BODY && !is_json(r))
+		*why = (struct kvp_http_refusal){415, NOT_JSON, NULL};
 }
 
 void kvp_httpd_request(void *ctx, struct kvp_http_req *r)

@@ -28,6 +28,7 @@ void kvp_httpd_wait_add(struct kvp_call *c, enum kvp_select_kind kind, uint64_t 
 	h->waits = w;
 	*b = w;
 	c->req->user = w;
+	kvp_http_req_forget_body(c->req); /* the queue has what it needs */
 }
 
 /* forget takes a wait out of the lists and frees it; its request is the caller's again. */

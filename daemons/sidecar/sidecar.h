@@ -20,9 +20,9 @@
 #include "daemons/common/log.h"
 #include "daemons/sidecar/count.h"
 #include "daemons/sidecar/handoff.h"
-#include "daemons/sidecar/held.h"
 #include "daemons/sidecar/target.h"
 #include "daemons/sidecar/usage.h"
+#include "ipc/held.h"
 #include "ipc/json_check.h"
 #include "ipc/leg.h"
 

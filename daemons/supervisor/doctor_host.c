@@ -257,6 +257,8 @@ void doc_memory(struct doctor *d)
 			"a region of these capacities can't be made: %s", strerror(errno));
 		return;
 	}
+	if (d->cfg->eff.api_port)
+		own += d->cfg->httpd_processes * d->cfg->http_max_held_bytes;
 	if (d->cfg->eff.epp_on)
 		own += d->cfg->epp_body_budget_bytes;
 	group_limit(d->region->base ? d->at.supervisor : getpid(), &group);

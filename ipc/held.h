@@ -1,17 +1,17 @@
-/* daemons/sidecar/held.h - bytes kept in memory for requests, counted against one budget of the process.
+/* ipc/held.h - bytes kept in memory for requests, counted against one budget of the process.
  *
- * Shape      a word that all workers add to. Each holder has a word of its own with what it has in there.
- * Counted    what waits for something else: bodies that are collected, their copies for the engines, answers
- *            of prefill engines, what of a decode answer waits behind a gate or for its usage, pipelined
- *            requests, and answers that a client does not take. Not counted: streams, whose queues are
- *            short; and of a request on a kept connection the copy that is on its way, until the kernel has
- *            it.
+ * Shape      a word that all threads add to. Each holder has a word of its own with what it has in there.
+ * Counted    what waits for something else. HTTP server: bodies, also those of requests that wait for their
+ *            answer, and pipelined requests. Sidecar: these, copies of bodies for the engines, answers of
+ *            prefill engines, what of a decode answer waits behind a gate or for its usage, and answers that
+ *            a client does not take. Not counted: streams, whose queues are short; and of a request on a
+ *            kept connection the copy that is on its way, until the kernel has it.
  * Ordering   none: relaxed sums.
  * Crash      process-local.
- * Proved by  tests/s_sidecar_limits.t
+ * Proved by  tests/s_sidecar_limits.t, tests/t_http.c, tests/s_http_held.t
  */
-#ifndef KVP_SIDECAR_HELD_H
-#define KVP_SIDECAR_HELD_H
+#ifndef KVP_IPC_HELD_H
+#define KVP_IPC_HELD_H
 
 #include <kvpick/atomic.h>
 #include <kvpick/err.h>
