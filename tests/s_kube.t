@@ -198,6 +198,31 @@ def pod_life():
     stub.close()
 
 
+def same_id():
+    """Names with one id, found by trying: the older pod keeps it, whatever comes first; all others are left alone."""
+    old, young = "pod-1a82622a5de2cd", "pod-160d2e3438f4a5"
+    tap.same(worker_id(old), worker_id(young), "two names, one id")
+    older = pod(old, "10.0.0.1", created="2026-01-01T00:00:00Z")
+    younger = pod(young, "10.0.0.2", created="2026-01-01T00:00:01Z")
+    stub, node = cluster(younger, pod("c", "10.0.0.3"), older)
+    with node:
+        node.becomes("10.0.0.1:8000", "10.0.0.3:8000", name="the younger of two is left out, the rest stands")
+        tap.ok(wait_for(node.is_ready), "ready")
+        stub.put("pods", pod(young, "10.0.0.22", created="2026-01-01T00:00:01Z"))
+        stub.put("pods", pod("d", "10.0.0.4"))
+        node.becomes("10.0.0.1:8000", "10.0.0.3:8000", "10.0.0.4:8000", name="and stays out while others come")
+        stub.delete("pods", old)
+        node.becomes("10.0.0.22:8000", "10.0.0.3:8000", "10.0.0.4:8000", name="the older one goes: the id is free")
+        stub.put("pods", pod(old, "10.0.0.11", created="2026-01-02T00:00:00Z", ready=False))
+        stub.put("pods", pod("d", "10.0.0.4", ready=False))
+        node.becomes("10.0.0.22:8000", "10.0.0.3:8000", name="its successor is not ready: takes nothing away")
+        stub.put("pods", pod(old, "10.0.0.11", created="2026-01-02T00:00:00Z"))
+        stub.put("pods", pod("d", "10.0.0.4"))
+        node.becomes("10.0.0.22:8000", "10.0.0.3:8000", "10.0.0.4:8000", name="nor as the younger one")
+        tap.ok(node.metric("discovery_pod_id_taken_total") >= 2, "counted")
+    stub.close()
+
+
 def pool_life():
     stub, node = cluster(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), pod("c", "10.0.0.3", labels={"app": "new"}))
     with node:
@@ -779,7 +804,7 @@ def ticks(pid):
     return int(part[11]) + int(part[12])
 
 
-TESTS = (start_and_mapping, pod_life, pool_life, not_before_all_is_known, loads_stay, flaps, events_start_anew,
+TESTS = (start_and_mapping, pod_life, same_id, pool_life, not_before_all_is_known, loads_stay, flaps, events_start_anew,
          convergence, api_away, rights, older_group, no_pool_yet, wrong_settings, replicas, sources, engines_are_asked, two_roles, in_a_container, churn)
 chosen = sys.argv[1:]
 for test in TESTS:

@@ -213,22 +213,22 @@ static void single_ones(void)
 	said(c, "+{\"1\":1} +{\"2\":1} +{\"3\":1}", "three");
 	put(c, "{\"4\":1}", KVP_PART_AGGREGATED);
 	put(c, "{\"5\":1}", KVP_PART_AGGREGATED);
-	kvp_catalog_drop(c, 2);
-	kvp_catalog_drop(c, 99);
+	kvp_catalog_drop(c, 2, 0);
+	kvp_catalog_drop(c, 99, 0);
 	said(c, "-2 +{\"4\":1} +{\"5\":1}", "who leaves is deleted before others come");
 	put(c, "{\"4\":1}", KVP_PART_AGGREGATED);
 	said(c, "", "what is so already is not told again");
-	kvp_catalog_drop(c, 4);
+	kvp_catalog_drop(c, 4, 0);
 	put(c, "{\"4\":1}", KVP_PART_AGGREGATED);
 	said(c, "+{\"4\":1}", "dropped and put before anything was sent: told again, not deleted");
 	put(c, "{\"6\":1}", KVP_PART_AGGREGATED);
-	kvp_catalog_drop(c, 6);
+	kvp_catalog_drop(c, 6, 0);
 	said(c, "", "put and dropped before anything was sent: nothing");
 	put(c, "{\"6\":1}", KVP_PART_AGGREGATED);
 	kvp_catalog_tend(c, now, on_refused, NULL);
-	kvp_catalog_drop(c, 6);
+	kvp_catalog_drop(c, 6, 0);
 	put(c, "{\"6\":2}", KVP_PART_AGGREGATED);
-	kvp_catalog_drop(c, 6);
+	kvp_catalog_drop(c, 6, 0);
 	said(c, "+{\"6\":1} -6", "dropped while it is under way");
 	roles[0] = 0;
 	memset(roles, 0, sizeof(roles));
@@ -236,6 +236,10 @@ static void single_ones(void)
 	said(c, "+{\"5\":1}", "another role is a change");
 	is_str(roles, "2", "and told");
 	ok(kvp_catalog_put(c, &big) == KVP_ERR_LIMIT, "a body that no command holds");
+	const struct kvp_catalog_want other = {5, "{\"5\":9}", 7, KVP_PART_DECODE, 77};
+	ok(kvp_catalog_put(c, &other) == KVP_ERR_EXISTS, "somebody else's worker is not replaced");
+	kvp_catalog_drop(c, 5, 77);
+	said(c, "", "nor dropped");
 	is_u64(kvp_catalog_compare(c), 0, "without a catalogue there is nothing to compare");
 	life = "incomplete";
 	put(c, "{\"8\":1}", KVP_PART_AGGREGATED);
@@ -246,7 +250,7 @@ static void single_ones(void)
 	life = "schedulable";
 	kvp_catalog_compare(c);
 	said(c, "+{\"8\":1}", "and then told again");
-	kvp_catalog_drop(c, 8);
+	kvp_catalog_drop(c, 8, 0);
 	said(c, "-8", "dropped");
 	kvp_catalog_stat(c, &st);
 	ok(st.wanted == 4 && st.schedulable == 4, "%u wanted, %u schedulable", st.wanted, st.schedulable);
@@ -275,7 +279,7 @@ static void long_life(void)
 		snprintf(text, sizeof(text), "{\"%d\":1}", 100 + i % 3);
 		put(c, text, KVP_PART_AGGREGATED);
 		settle(c);
-		kvp_catalog_drop(c, 100 + (uint64_t)i % 3);
+		kvp_catalog_drop(c, 100 + (uint64_t)i % 3, 0);
 		settle(c);
 		seen[0] = 0;
 	}

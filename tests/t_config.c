@@ -382,6 +382,7 @@ static void lists(void)
 	char env[4096], ok_one[1024], too_long[1025];
 	BAD("", EPP ";KVPICK_EPP_LISTEN=,", "KVPICK_EPP_LISTEN;without a member");
 	BAD("", EPP ";KVPICK_EPP_TAINT_LABELS= , ,", "KVPICK_EPP_TAINT_LABELS;without a member");
+	BAD("", EPP ";KVPICK_EPP_DATA_PARALLEL_SIZE=513", "KVPICK_EPP_DATA_PARALLEL_SIZE;1..512");
 	BAD("", "KVPICK_INDEXER_PEERS=,", "KVPICK_INDEXER_PEERS;without a member");
 	good("", EPP ";KVPICK_EPP_LISTEN=;KVPICK_EPP_TAINT_LABELS=", "empty lists are not set");
 	memset(ok_one, 'h', sizeof(ok_one) - 1);

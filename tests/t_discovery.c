@@ -4,6 +4,7 @@
 #include "daemons/discovery/cluster.h"
 
 #include "daemons/common/worker_record.h"
+#include "shm/cmdring.h"
 #include "tests/tap.h"
 #include "tests/vec.h"
 #include <stdlib.h>
@@ -243,6 +244,13 @@ static void mapping(void)
 		"with a map of replay endpoints");
 	ok(!strcmp(member("replay_endpoint"), "-") && !strcmp(member("data_parallel_size"), "3"),
 		"and no single one");
+	rules.rank_cnt = 512; /* as many as the settings allow */
+	rules.event_port = 60001;
+	rules.replay_port = 64001;
+	why_of("vllm-0",
+		POD("\"app\":\"x\"", "\"podIP\":\"fd00:1111:2222:3333:4444:5555:6666:7777\"," READY));
+	ok(body.len < KVP_CMD_PAYLOAD_MAX - 4096, "the longest maps are %zu bytes of a command", body.len);
+	rules.rank_cnt = 3;
 	rules.replay_port = 0;
 	rules.total_kv_blocks = 0;
 	rules.is_eagle = 1;

@@ -21,6 +21,7 @@ struct entry {
 	char *json; /* wanted; NULL = not */
 	uint32_t len;
 	enum kvp_part_role role;
+	uint64_t owner;
 	unsigned told : 1;	  /* json, as it is */
 	unsigned schedulable : 1; /* as answered to what was told */
 	unsigned refused : 1, failed : 1;
@@ -303,6 +304,8 @@ static int want_one(struct kvp_catalog *c, const struct kvp_catalog_want *want)
 	struct entry *e = get(c, want->worker_id);
 	if (!e)
 		return KVP_ERR_SYS;
+	if (e->json)
+		e->owner = want->owner;
 	if (e->json && e->role == want->role && e->len == want->len &&
 		memcmp(e->json, want->json, e->len) == 0)
 		return KVP_OK;
@@ -318,6 +321,7 @@ static int want_one(struct kvp_catalog *c, const struct kvp_catalog_want *want)
 	e->json = json;
 	e->len = want->len;
 	e->role = want->role;
+	e->owner = want->owner;
 	e->told = 0;
 	return KVP_OK;
 }
@@ -338,6 +342,9 @@ int kvp_catalog_put(struct kvp_catalog *c, const struct kvp_catalog_want *want)
 {
 	if (want->len > KVP_CMD_PAYLOAD_MAX)
 		return KVP_ERR_LIMIT;
+	const struct entry *had = c->cnt ? *place(c, want->worker_id) : NULL;
+	if (had && had->json && had->owner != want->owner)
+		return KVP_ERR_EXISTS;
 	int rc = want_one(c, want);
 	if (rc)
 		return rc;
@@ -347,10 +354,10 @@ int kvp_catalog_put(struct kvp_catalog *c, const struct kvp_catalog_want *want)
 	return KVP_OK;
 }
 
-void kvp_catalog_drop(struct kvp_catalog *c, uint64_t worker_id)
+void kvp_catalog_drop(struct kvp_catalog *c, uint64_t worker_id, uint64_t owner)
 {
 	struct entry *e = c->cnt ? *place(c, worker_id) : NULL;
-	if (e)
+	if (e && (!e->json || e->owner == owner))
 		unwant(c, e);
 }
 

@@ -33,6 +33,7 @@ struct kvp_catalog_want {
 	const char *json; /* WorkerRequest with this id; copied */
 	uint32_t len;
 	enum kvp_part_role role;
+	uint64_t owner; /* whose worker it is: a hash of the pod's name; 0 where an id can be nobody else's */
 };
 
 enum kvp_catalog_order { KVP_CATALOG_POST_FIRST, KVP_CATALOG_DELETE_FIRST };
@@ -69,9 +70,9 @@ int kvp_catalog_set(
 	struct kvp_catalog *c, const struct kvp_catalog_want *want, uint32_t cnt, uint64_t *twice);
 
 /* kvp_catalog_put and kvp_catalog_drop change one worker of the picture; equal to what is wanted: nothing.
- * KVP_ERR_LIMIT, KVP_ERR_SYS. */
+ * Somebody else's worker of that id stays: KVP_ERR_EXISTS. KVP_ERR_LIMIT, KVP_ERR_SYS. */
 int kvp_catalog_put(struct kvp_catalog *c, const struct kvp_catalog_want *want);
-void kvp_catalog_drop(struct kvp_catalog *c, uint64_t worker_id);
+void kvp_catalog_drop(struct kvp_catalog *c, uint64_t worker_id, uint64_t owner);
 
 /* kvp_catalog_tend sends what is due and takes answers: after a wake-up of the process, and every beat.
  * refused: called for every post that the indexer refused. */

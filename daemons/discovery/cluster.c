@@ -2,6 +2,7 @@
 
 #include "daemons/common/log.h"
 #include <kvpick/clock.h>
+#include <kvpick/hash.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,15 +117,27 @@ static void say_excluded(enum kvp_pod_why why, const char *name, const struct kv
 		kvp_pod_why_name(why), w->why_text, (unsigned long long)left);
 }
 
+/* A worker and whose it is; the texts are the reflector's. */
+struct candidate {
+	struct kvp_catalog_want want;
+	const char *name, *created;
+};
+
 struct picture {
 	struct kvp_cluster *c;
-	struct kvp_catalog_want *want;
-	uint32_t cnt, cap;
+	struct candidate *of;
+	struct kvp_catalog_want *want; /* those that stay */
+	uint32_t cnt, cap, want_cnt;
 	int rc;
 };
 
+static uint64_t owner_of(const char *name)
+{
+	return kvp_hash_bytes(name, strlen(name), 1);
+}
+
 /* add_worker adds what is in the body. */
-static void add_worker(struct picture *p, const struct kvp_pod_worker *w)
+static void add_worker(struct picture *p, const char *name, const struct kvp_pod_worker *w)
 {
 	char *json = malloc(p->c->body.len + 1);
 	if (!json || kvp_jw_done(&p->c->body) || p->cnt == p->cap) {
@@ -133,7 +146,49 @@ static void add_worker(struct picture *p, const struct kvp_pod_worker *w)
 		return;
 	}
 	memcpy(json, p->c->body.buf, p->c->body.len);
-	p->want[p->cnt++] = (struct kvp_catalog_want){w->id, json, (uint32_t)p->c->body.len, w->role};
+	p->of[p->cnt++] = (struct candidate){
+		{w->id, json, (uint32_t)p->c->body.len, w->role, owner_of(name)}, name, w->created};
+}
+
+static int by_seniority(const void *x, const void *y)
+{
+	const struct candidate *a = x, *b = y;
+	if (a->want.worker_id != b->want.worker_id)
+		return a->want.worker_id < b->want.worker_id ? -1 : 1;
+	int by_age = strcmp(a->created, b->created);
+	int by_name = by_age ? by_age : strcmp(a->name, b->name);
+	return by_name ? by_name : (a->want.role > b->want.role) - (a->want.role < b->want.role);
+}
+
+static void leave_out(struct kvp_cluster *c, const struct candidate *of, enum kvp_ctr id, const char *why)
+{
+	static struct kvp_log_limit limit;
+	uint64_t left = 0;
+	c->left_out++;
+	kvp_ctr_add(c->cfg.boot->ctr, id, 1);
+	if (kvp_log_limit_pass(&limit, kvp_clock_mono_ns(), LOG_EVERY_NS, &left))
+		KVP_LOG_E("discovery.pod_left_out", "pod=%s worker=%llu reason=%s suppressed=%llu", of->name,
+			(unsigned long long)of->want.worker_id, why, (unsigned long long)left);
+}
+
+/* judge leaves out what would spoil the whole picture. Of two pods whose names have the same id the older one
+ * stays, in every replica: who may create pods can't push one out. */
+static void judge(struct picture *p)
+{
+	uint64_t taken = 0;
+	qsort(p->of, p->cnt, sizeof(*p->of), by_seniority);
+	p->c->left_out = 0;
+	for (uint32_t i = 0; i < p->cnt; i++) {
+		const struct candidate *of = &p->of[i];
+		if (of->want.len > KVP_CMD_PAYLOAD_MAX) {
+			leave_out(p->c, of, KVP_CTR_DISC_TOO_LONG, "record_too_long");
+		} else if (p->want_cnt && taken == of->want.worker_id) {
+			leave_out(p->c, of, KVP_CTR_DISC_TWICE, "id_taken");
+		} else {
+			p->want[p->want_cnt++] = of->want;
+			taken = of->want.worker_id;
+		}
+	}
 }
 
 static void add_pod(void *ctx, const char *name, struct kvp_kube_bytes pod)
@@ -147,10 +202,10 @@ static void add_pod(void *ctx, const char *name, struct kvp_kube_bytes pod)
 		say_excluded(why, name, &w);
 		return;
 	}
-	add_worker(p, &w);
+	add_worker(p, name, &w);
 	if (w.has_twin &&
 		kvp_pod_twin_of(&told, &p->c->pool[0].pool, name, pod, &p->c->body, &w) == KVP_POD_IS_WORKER)
-		add_worker(p, &w);
+		add_worker(p, name, &w);
 }
 
 /* Everything anew, from lists that are complete. */
@@ -168,11 +223,14 @@ static void make_picture(struct kvp_cluster *c)
 		return;
 	}
 	memset(c->why, 0, sizeof(c->why));
+	p.of = calloc((size_t)p.cap + 1, sizeof(*p.of));
 	p.want = calloc((size_t)p.cap + 1, sizeof(*p.want));
-	if (p.want)
+	if (p.of && p.want)
 		kvp_kube_each(c->pods, add_pod, &p);
-	int rc = p.want ? p.rc : KVP_ERR_SYS;
-	rc = rc ? rc : kvp_catalog_set(c->cfg.catalog, p.want, p.cnt, &twice);
+	int rc = p.of && p.want ? p.rc : KVP_ERR_SYS;
+	if (!rc)
+		judge(&p);
+	rc = rc ? rc : kvp_catalog_set(c->cfg.catalog, p.want, p.want_cnt, &twice);
 	if (rc) {
 		kvp_ctr_add(c->cfg.boot->ctr, KVP_CTR_DISC_PICTURE_BAD, 1);
 		KVP_LOG_E("discovery.picture", "error=%s worker=%llu effect=%s", kvp_strerror(rc),
@@ -180,7 +238,8 @@ static void make_picture(struct kvp_cluster *c)
 		c->is_picture_due = rc == KVP_ERR_SYS;
 	}
 	for (uint32_t i = 0; i < p.cnt; i++)
-		free((char *)(uintptr_t)p.want[i].json);
+		free((char *)(uintptr_t)p.of[i].want.json);
+	free(p.of);
 	free(p.want);
 }
 
@@ -193,10 +252,12 @@ static int digest_pod(void *ctx, int which, struct kvp_json_val obj, struct kvp_
 	return kvp_pod_digest(obj, out);
 }
 
-/* put_worker makes what is in the body the worker that is wanted; returns its id. */
-static uint64_t put_worker(struct kvp_cluster *c, const struct kvp_pod_worker *w)
+/* put_worker makes what is in the body the worker that is wanted; returns its id. What can't be (the id is
+ * another pod's, the body is too long) is judged with everything else in view. */
+static uint64_t put_worker(struct kvp_cluster *c, const char *name, const struct kvp_pod_worker *w)
 {
-	struct kvp_catalog_want want = {w->id, c->body.buf, (uint32_t)c->body.len, w->role};
+	struct kvp_catalog_want want = {
+		w->id, c->body.buf, (uint32_t)c->body.len, w->role, owner_of(name)};
 	if (kvp_jw_done(&c->body) || kvp_catalog_put(c->cfg.catalog, &want))
 		c->is_picture_due = 1;
 	return w->id;
@@ -209,7 +270,7 @@ static void drop_others(struct kvp_cluster *c, const char *name, const uint64_t 
 	for (int i = 0; i < 2; i++) {
 		uint64_t old = kvp_pod_role_id(&c->rules, name, role[i]);
 		if ((cnt < 1 || old != id[0]) && (cnt < 2 || old != id[1]))
-			kvp_catalog_drop(c->cfg.catalog, old);
+			kvp_catalog_drop(c->cfg.catalog, old, owner_of(name));
 	}
 }
 
@@ -218,20 +279,21 @@ static void update_pod(struct kvp_cluster *c, const char *name, struct kvp_kube_
 {
 	struct kvp_pod_rules told;
 	struct kvp_pod_worker w = {.why_text = ""};
-	uint64_t id[2];
+	uint64_t id[2] = {0, 0};
 	uint32_t cnt = 0;
 	if (c->probes && !is.p)
 		kvp_probe_drop(c->probes, name);
+	c->is_picture_due |= c->left_out != 0;
 	if (kvp_kube_is_listing(c->pods) || c->is_picture_due || !is_known(c) || !is_valid(c))
 		return;
 	enum kvp_pod_why why = is.p ? worker_of(c, name, is, &told, &w) : KVP_POD_NOT_READY;
 	if (why == KVP_POD_IS_WORKER)
-		id[cnt++] = put_worker(c, &w);
+		id[cnt++] = put_worker(c, name, &w);
 	else
 		say_excluded(why, name, &w);
 	if (cnt && w.has_twin &&
 		kvp_pod_twin_of(&told, &c->pool[0].pool, name, is, &c->body, &w) == KVP_POD_IS_WORKER)
-		id[cnt++] = put_worker(c, &w);
+		id[cnt++] = put_worker(c, name, &w);
 	drop_others(c, name, id, cnt);
 }
 

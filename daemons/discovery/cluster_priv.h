@@ -43,6 +43,7 @@ struct kvp_cluster {
 	struct kvp_probe_stat probed;
 	struct kvp_jw body;
 	uint32_t why[KVP_POD_WHY_CNT]; /* pods that are no workers, of the last picture of all */
+	uint32_t left_out; /* workers that the last picture of all left out: one change may let them in */
 	int is_picture_due, opened_once;
 	uint64_t compare_ns, cat_version;
 	struct kvp_kube_stat seen;

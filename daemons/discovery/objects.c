@@ -152,8 +152,8 @@ void kvp_ipool_read(struct kvp_kube_bytes b, struct kvp_ipool *out)
 	}
 }
 
-/* ---- pods: "" if it can't be a worker, else address, "1" and the ports that are active or "0", labels
- * ---- */
+/* ---- pods: "" if it can't be a worker, else address, "1" and the ports that are active or "0", time of
+ * creation, labels ---- */
 
 static int is_ready(struct kvp_json_val obj)
 {
@@ -183,6 +183,14 @@ static int put_active(struct kvp_json_val obj, struct kvp_kube_buf *out)
 	return put(out, "1") ? KVP_ERR_SYS : put(out, ports);
 }
 
+/* RFC 3339 in UTC: texts are in the order of the times. */
+static const char *created_of(struct kvp_json_val obj)
+{
+	struct kvp_json_val v;
+	const char *at = NULL;
+	return kvp_json_get(obj, "metadata", &v) || text_of(v, "creationTimestamp", &at) ? "" : at;
+}
+
 int kvp_pod_digest(struct kvp_json_val obj, struct kvp_kube_buf *out)
 {
 	struct kvp_json_val v;
@@ -195,6 +203,7 @@ int kvp_pod_digest(struct kvp_json_val obj, struct kvp_kube_buf *out)
 		return put(out, "");
 	int rc = put(out, ip);
 	rc = rc ? rc : put_active(obj, out);
+	rc = rc ? rc : put(out, created_of(obj));
 	if (!rc && !at_path(obj, "metadata", "labels", &v))
 		rc = put_map(v, out, UINT32_MAX, &cnt);
 	return rc;
@@ -263,6 +272,7 @@ const char *kvp_pod_why_name(enum kvp_pod_why w)
 
 struct pod {
 	const char *ip, *active; /* active NULL: all ports are */
+	const char *created;
 	int is_v6;
 	struct kvp_kube_bytes labels;
 };
@@ -270,10 +280,12 @@ struct pod {
 static int read_pod(struct kvp_kube_bytes b, struct pod *p)
 {
 	const char *ip = next(&b), *has = ip && *ip ? next(&b) : NULL, *active = has ? next(&b) : NULL;
-	if (!active)
+	const char *created = active ? next(&b) : NULL;
+	if (!created)
 		return 0;
 	*p = (struct pod){.ip = ip,
 		.active = *has == '1' ? active : NULL,
+		.created = created,
 		.is_v6 = strchr(ip, ':') != NULL,
 		.labels = b};
 	return 1;
@@ -505,6 +517,7 @@ enum kvp_pod_why kvp_pod_worker_of(const struct kvp_pod_rules *r, const struct k
 		return KVP_POD_PORT_OFF;
 	out->id = kvp_pod_role_id(r, name, out->role);
 	out->ip = p.ip;
+	out->created = p.created;
 	out->port = (uint16_t)k.port;
 	put_worker(w, r, &p, &k, out);
 	return KVP_POD_IS_WORKER;

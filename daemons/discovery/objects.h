@@ -103,6 +103,7 @@ struct kvp_pod_worker {
 	int has_twin;	   /* the pod decodes and prefills: this is the decode worker */
 	char why_text[96]; /* of the role label, as it is written */
 	const char *ip;	   /* in the pod's bytes */
+	const char *created; /* there, too: RFC 3339, or "" */
 	uint16_t port;	   /* of its first rank */
 };
 

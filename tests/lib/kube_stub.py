@@ -460,8 +460,11 @@ class KubeStub:
 
 # ---- objects ----
 
-def pod(name, ip="10.0.0.1", ready=True, labels=None, annotations=None, deleting=False, **status):
+def pod(name, ip="10.0.0.1", ready=True, labels=None, annotations=None, deleting=False, created=None,
+        **status):
     meta = {"name": name, "labels": dict(labels or {"app": "engine"})}
+    if created:
+        meta["creationTimestamp"] = created
     if annotations:
         meta["annotations"] = dict(annotations)
     if deleting:
