@@ -39,6 +39,7 @@ struct kvp_zmq_sub {
 	uint64_t msg_seq, reply_seq;
 	int has_reply, is_blocked, is_connected;
 	uint64_t handshakes;
+	uint64_t lost_ns; /* the connection ended then, and the library has not begun another; 0 = no */
 	int is_fetching;  /* the running replay is a fetch: no live message is held */
 	int needs_reset;  /* on_reset is due before anything else, for reset_why */
 	enum kvp_zmq_why reset_why;
@@ -130,6 +131,7 @@ static void fail(struct kvp_zmq_sub *s, const char *what, const char *why)
 {
 	s->state = KVP_ZMQ_FAILED;
 	s->is_connected = 0;
+	s->lost_ns = 0;
 	snprintf(s->error, sizeof(s->error), "%s: %s", what, why);
 	close_sockets(s);
 }
@@ -157,7 +159,8 @@ static void open_monitor(struct kvp_zmq_sub *s)
 	static uint64_t serial; /* the library frees names late */
 	char addr[64];
 	snprintf(addr, sizeof(addr), "inproc://kvp-monitor-%" PRIu64, kvp_faa_rlx_u64(&serial, 1));
-	if (zmq_socket_monitor(s->live, addr, ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED))
+	if (zmq_socket_monitor(s->live, addr,
+		    ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CONNECT_RETRIED))
 		return;
 	s->monitor = zmq_socket(s->cfg.zmq, ZMQ_PAIR);
 	if (s->monitor && (set_int(s->monitor, ZMQ_LINGER, 0) || zmq_connect(s->monitor, addr)))
@@ -175,6 +178,7 @@ int kvp_zmq_sub_is_connected(struct kvp_zmq_sub *s)
 		memcpy(&event, zmq_msg_data(&m), sizeof(event));
 		s->is_connected = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
 		s->handshakes += (uint64_t)s->is_connected;
+		s->lost_ns = event == ZMQ_EVENT_DISCONNECTED ? now_ns() : 0;
 	}
 	zmq_msg_close(&m);
 	return s->is_connected;
@@ -184,6 +188,22 @@ uint64_t kvp_zmq_sub_handshakes(struct kvp_zmq_sub *s)
 {
 	kvp_zmq_sub_is_connected(s);
 	return s->handshakes;
+}
+
+static int is_running(const struct kvp_zmq_sub *s)
+{
+	return s->state == KVP_ZMQ_CATCHING_UP || s->state == KVP_ZMQ_ACTIVE;
+}
+
+/* The library says at once that it will try again, if it will. It doesn't after a frame over the limit, or
+ * bytes that are no ZMTP: such a session has ended for good. */
+void kvp_zmq_sub_look(struct kvp_zmq_sub *s)
+{
+	kvp_zmq_sub_is_connected(s);
+	if (!is_running(s) || !s->lost_ns || now_ns() - s->lost_ns < KVP_ZMQ_GIVEN_UP_MS * NS_PER_MS)
+		return;
+	if (s->held == HELD_NONE && !s->is_fetching)
+		fail(s, "connection", "closed for good: a frame over the limit, or no ZMTP");
 }
 
 static int copy_endpoint(char *to, const char *from)
@@ -670,11 +690,6 @@ static int step(struct kvp_zmq_sub *s)
 		return 1;
 	}
 	return 0;
-}
-
-static int is_running(const struct kvp_zmq_sub *s)
-{
-	return s->state == KVP_ZMQ_CATCHING_UP || s->state == KVP_ZMQ_ACTIVE;
 }
 
 /* A message is handled when it is let go of: delivered, counted away, or used up as a reply. */

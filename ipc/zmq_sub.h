@@ -30,7 +30,7 @@
 #include "ipc/zmq_cursor.h"
 
 #define KVP_ZMQ_ENDPOINT_MAX 1024        /* bytes */
-#define KVP_ZMQ_MSG_MAX_BYTES (64 << 20) /* least limit: a longer frame costs the publisher its connection */
+#define KVP_ZMQ_MSG_MAX_BYTES (64 << 20) /* least limit: longer frames cost a publisher its connection */
 #define KVP_ZMQ_STALL_MS 5000            /* default: replay without progress */
 #define KVP_ZMQ_COVERED_STALL_MS 500     /* the same when only the end marker is missing */
 #define KVP_ZMQ_REPLAY_TOTAL_MS 120000
@@ -38,6 +38,7 @@
 #define KVP_ZMQ_NO_COOLDOWN UINT32_MAX
 #define KVP_ZMQ_FETCH_AGAIN_MS 1000
 #define KVP_ZMQ_RCVHWM 100000     /* default: what publishers use */
+#define KVP_ZMQ_GIVEN_UP_MS 1000
 
 enum kvp_zmq_source { KVP_ZMQ_LIVE, KVP_ZMQ_REPLAYED };
 
@@ -157,6 +158,10 @@ enum kvp_zmq_state kvp_zmq_sub_state(const struct kvp_zmq_sub *s);
 const char *kvp_zmq_sub_error(const struct kvp_zmq_sub *s); /* "" if not failed */
 /* kvp_zmq_sub_is_connected: has the live socket finished a handshake with the publisher (and not lost it)? */
 int kvp_zmq_sub_is_connected(struct kvp_zmq_sub *s);
+/* kvp_zmq_sub_look: to be called several times a second. A listener whose connection the library has ended
+ * without trying again (it does so for a frame over the limit) becomes FAILED after KVP_ZMQ_GIVEN_UP_MS, so
+ * that it can be tried again. */
+void kvp_zmq_sub_look(struct kvp_zmq_sub *s);
 /* kvp_zmq_sub_handshakes counts them since open: the same number, connected both times, means that nothing
  * sent meanwhile was lost on a broken connection. */
 uint64_t kvp_zmq_sub_handshakes(struct kvp_zmq_sub *s);

@@ -660,6 +660,24 @@ static void test_state_limits(void)
 		kvp_kv_normalise(n, &ev, r, &op);
 	ok(kvp_kv_normalise(n, &ev, KVP_KV_RANK_MAX, &op) == KVP_KV_REASON_STATE_FULL, "too many ranks");
 	ok(kvp_kv_normalise(n, &ev, 5, &op) == KVP_KV_REASON_OK, "known ranks go on");
+	/* Refused before anything is made for it; the hashes are pairwise distinct, as they must be. */
+	ev.hash_cnt = KVP_KV_MEMORY_MAX + 1;
+	ev.tok_cnt = 4;
+	ev.salt = (struct kvp_kv_str){"s", 1};
+	uint64_t *many = malloc(8ull * ev.hash_cnt);
+	for (uint32_t i = 0; i < ev.hash_cnt; i++)
+		many[i] = i;
+	ev.hash = many;
+	ok(kvp_kv_normalise(n, &ev, 5, &op) == KVP_KV_REASON_STATE_FULL && !kvp_kv_norm_remembered(n),
+		"more salted blocks than a listener remembers");
+	ev.hash_cnt = 1000;
+	ok(kvp_kv_normalise(n, &ev, 5, &op) == KVP_KV_REASON_OK && kvp_kv_norm_remembered(n) == 1000,
+		"fewer are remembered");
+	ev.hash = many + 1000;
+	ev.hash_cnt = KVP_KV_MEMORY_MAX - 999;
+	ok(kvp_kv_normalise(n, &ev, 6, &op) == KVP_KV_REASON_STATE_FULL && kvp_kv_norm_remembered(n) == 1000,
+		"all ranks together");
+	free(many);
 	ok(!kvp_kv_norm_new(0), "block size 0 is no partition");
 	is_str(kvp_kv_reason_name(KVP_KV_REASON_AMBIGUOUS), "ambiguous_cache_namespace",
 		"reasons have names");

@@ -1,7 +1,16 @@
 /* tests/t_reconcile.c — registration, patch and removal of workers: what stays, what goes, and what a kill
  * leaves. */
+#include <stdlib.h>
+
+static int no_room;
+static void *thrifty(void *p, size_t n)
+{
+	return no_room ? NULL : realloc(p, n);
+}
+#define realloc thrifty
 #include "tests/idx_fake.h"
 #include "tests/procs.h"
+#undef realloc
 
 static struct fake_node node;
 static struct kvp_idx idx;
@@ -147,6 +156,22 @@ static void test_move_and_delete(void)
 	for (int i = 0; i < FAKE_RANKS; i++)
 		gen |= fake->listen[i].listener != 0 || fake->open_gen[i] ? 0x80000000 : 0;
 	ok(!(gen & 0x80000000), "no listener and no open rank either");
+}
+
+/* A list of workers that can't grow refuses a worker, and changes nothing. */
+static void test_no_memory(void)
+{
+	static const char body[] = "{\"worker_id\":77,\"model_name\":\"nomem\",\"block_size\":16,"
+				   "\"endpoint\":\"http://w:1\",\"kv_events_endpoint\":\"tcp://w:5557\"}";
+	char before[256];
+	snprintf(before, sizeof(before), "%s", fake_view(&node.cat, 0));
+	no_room = 1;
+	is_u64(fake_post(&idx, "%s", body), 503, "no memory for another worker: refused");
+	no_room = 0;
+	is_str(fake_view(&node.cat, 0), before, "nothing else has changed");
+	is_u64(fake_post(&idx, "%s", body), 201, "with memory it is taken");
+	is_u64(kvp_catalogue_check(&node.cat), 0, "catalogue sound");
+	kvp_idx_worker_delete(&idx, 77);
 }
 
 static void test_room(void)
@@ -424,6 +449,7 @@ int main(void)
 	test_ranks();
 	test_trouble();
 	test_move_and_delete();
+	test_no_memory();
 	test_room();
 	test_index_slots();
 	test_restart();

@@ -523,6 +523,61 @@ static void test_poll_many(void)
 	close(wake);
 }
 
+/* A frame over the limit ends the connection, for good as far as the library is concerned. */
+static void test_long_frame(void)
+{
+	struct kvp_zmq_sub_cfg cfg = {.replay_endpoint = "yes"};
+	struct fx f;
+	size_t len = KVP_ZMQ_MSG_MAX_BYTES + 1;
+	char *payload = calloc(1, len);
+	uint64_t wire = __builtin_bswap64(1);
+	fx_open(&f, &cfg, FX_NEW);
+	fx_publish(&f, 0);
+	fx_until(&f, f.cnt == 1);
+	fx_publish_raw(&f, &wire, 8, payload, len);
+	fx_until(&f, (kvp_zmq_sub_look(f.sub), kvp_zmq_sub_state(f.sub) == KVP_ZMQ_FAILED));
+	ok(kvp_zmq_sub_stats(f.sub)->received == 1, "a frame over the limit never arrives: %s",
+		kvp_zmq_sub_error(f.sub));
+	for (uint64_t seq = 0; seq < 3; seq++)
+		fx_keep(&f, seq);
+	ok(kvp_zmq_sub_retry(f.sub) == KVP_OK, "the listener is tried again");
+	fx_subscribed(&f);
+	fx_until(&f, f.cnt == 3 && kvp_zmq_sub_state(f.sub) == KVP_ZMQ_ACTIVE);
+	ok(delivered(&f, SEQS(0, 1, 2)), "and fetches what it has missed");
+	kvp_zmq_sub_close(f.sub);
+	f.sub = NULL;
+	cfg.frame_max = len;
+	cfg.replay_endpoint = NULL;
+	fx_open_sub(&f, &cfg);
+	fx_publish_raw(&f, &wire, 8, payload, len);
+	fx_until(&f, kvp_zmq_sub_stats(f.sub)->received == 1);
+	ok(kvp_zmq_sub_stats(f.sub)->unframed == 1, "with a higher limit it comes, and is judged as a batch");
+	fx_close(&f);
+	free(payload);
+}
+
+/* A publisher that goes and comes is not given up. */
+static void test_away(void)
+{
+	struct kvp_zmq_sub_cfg cfg = {.replay_endpoint = NULL};
+	struct fx f;
+	fx_open(&f, &cfg, FX_NEW);
+	fx_until(&f, kvp_zmq_sub_is_connected(f.sub));
+	fx_engine_stop(&f);
+	fx_until(&f, !kvp_zmq_sub_is_connected(f.sub));
+	uint64_t end = fx_now_ms() + KVP_ZMQ_GIVEN_UP_MS + 300;
+	while (fx_now_ms() < end) {
+		kvp_zmq_sub_poll(&f.sub, 1, -1, 20, 64, NULL);
+		kvp_zmq_sub_look(f.sub);
+	}
+	ok(kvp_zmq_sub_state(f.sub) == KVP_ZMQ_ACTIVE, "a publisher that is away is waited for");
+	fx_engine(&f);
+	fx_subscribed(&f);
+	fx_publish(&f, 0);
+	fx_until(&f, f.cnt == 1);
+	fx_close(&f);
+}
+
 static void test_open_errors(void)
 {
 	void *zmq = kvp_zmq_ctx_new(4);
@@ -580,5 +635,7 @@ int main(void)
 	test_no_room();
 	test_register_again();
 	test_poll_many();
+	test_long_frame();
+	test_away();
 	return done();
 }

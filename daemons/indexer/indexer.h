@@ -133,7 +133,9 @@ int kvp_idx_recover(struct kvp_idx *idx);
 /* -- registry.c -- */
 /* kvp_idx_view_publish publishes the partition's eligible ranks if they changed. */
 void kvp_idx_view_publish(struct kvp_idx *idx, uint32_t part);
-/* kvp_idx_part_add and _drop keep the sorted list of a partition's workers. */
+/* kvp_idx_part_add and _drop keep the sorted list of a partition's workers. KVP_ERR_SYS: no memory; not for
+ * the next one that is added once kvp_idx_part_room has said KVP_OK. */
+int kvp_idx_part_room(struct kvp_idx *idx, uint32_t part);
 int kvp_idx_part_add(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx);
 void kvp_idx_part_drop(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx);
 /* kvp_idx_rank_take takes and opens a slot for a rank: KVP_ERR_FULL. kvp_idx_rank_lose closes its

@@ -346,6 +346,7 @@ static void mend(struct listener *l, struct kvp_zmq_sub *sub, uint64_t now)
 
 static void report(struct thread *t, struct listener *l, struct kvp_zmq_sub *sub)
 {
+	kvp_zmq_sub_look(sub);
 	const struct kvp_zmq_stats *s = kvp_zmq_sub_stats(sub);
 	struct kvp_zmq_stats *seen = &l->seen;
 	count_more(t, KVP_CTR_EV_RECEIVED, &seen->received, s->received);

@@ -160,7 +160,7 @@ static int plan_room(struct kvp_idx *idx, struct plan *p)
 	p->slot = malloc(p->rank_cnt * sizeof(*p->slot) + 1);
 	p->is_new = calloc(p->rank_cnt + 1ull, 1);
 	p->taint = malloc(rec->taints.cnt * sizeof(*p->taint) + 1);
-	if (!p->slot || !p->is_new || !p->taint)
+	if (!p->slot || !p->is_new || !p->taint || kvp_idx_part_room(idx, p->part))
 		return KVP_ERR_SYS;
 	for (uint32_t i = 0; i < rec->taints.cnt; i++)
 		p->taint[i] = kvp_hash_taint(rec->taints.item[i].key.ptr, rec->taints.item[i].key.len);
@@ -264,7 +264,7 @@ static int commit(struct kvp_idx *idx, struct plan *p, enum kvp_idx_resume how)
 	p->taint = NULL;
 	idx->part[p->part].taint_cnt += w->taint_cnt;
 	int rc = kvp_idx_part_add(idx, p->part, p->widx);
-	KVP_ASSERT(rc == KVP_OK);
+	KVP_ASSERT(rc == KVP_OK); /* plan_room has made room */
 	struct plan view = {
 		.rec = p->rec, .start_rank = p->start_rank, .rank_cnt = p->rank_cnt, .slot = w->rank_slot};
 	for (uint32_t i = 0; i < w->rank_cnt; i++)

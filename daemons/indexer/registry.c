@@ -76,20 +76,29 @@ static uint32_t part_place(const struct kvp_idx *idx, const struct kvp_idx_part 
 	return lo;
 }
 
+int kvp_idx_part_room(struct kvp_idx *idx, uint32_t part)
+{
+	struct kvp_idx_part *p = &idx->part[part];
+	if (p->cnt < p->cap)
+		return KVP_OK;
+	uint32_t cap = p->cap ? 2 * p->cap : 16;
+	uint32_t *grown = realloc(p->worker_idx, cap * sizeof(*grown));
+	if (!grown)
+		return KVP_ERR_SYS;
+	p->worker_idx = grown;
+	p->cap = cap;
+	return KVP_OK;
+}
+
 int kvp_idx_part_add(struct kvp_idx *idx, uint32_t part, uint32_t worker_idx)
 {
 	struct kvp_idx_part *p = &idx->part[part];
 	uint32_t at = part_place(idx, p, idx->worker[worker_idx].worker_id);
 	if (at < p->cnt && p->worker_idx[at] == worker_idx)
 		return KVP_OK;
-	if (p->cnt == p->cap) {
-		uint32_t cap = p->cap ? 2 * p->cap : 16;
-		uint32_t *grown = realloc(p->worker_idx, cap * sizeof(*grown));
-		if (!grown)
-			return KVP_ERR_SYS;
-		p->worker_idx = grown;
-		p->cap = cap;
-	}
+	int rc = kvp_idx_part_room(idx, part);
+	if (rc)
+		return rc;
 	memmove(&p->worker_idx[at + 1], &p->worker_idx[at], (p->cnt - at) * sizeof(p->worker_idx[0]));
 	p->worker_idx[at] = worker_idx;
 	p->cnt++;
