@@ -312,6 +312,36 @@ static void waits(void)
 	close_node("a worker that goes");
 }
 
+static void of_a_session(void)
+{
+	static const struct kvp_local_cfg local = {
+		.queue = KVP_LOCAL_FCFS, .queue_threshold = 0.5, .session_ttl_ns = 1000000000};
+	open_node(&local, NULL);
+	worker(1, "http://10.0.0.1:8000", one);
+	worker(7, "http://10.0.0.7:8000", one);
+	struct ask *busy = pair(1), *a, *b, *c;
+	session = "s";
+	a = pair(200);
+	b = pair(300);
+	c = pair(400);
+	session = NULL;
+	ok(x.queued_cnt == 1 && x.parked && x.parked->park && !x.parked->park->park,
+		"the first request of a session waits for its worker, two more for the session");
+	is_str(decode(7), "0/32/4", "the decode workers of all are booked");
+	ok(!kvp_epp_retry(&x), "they wait on");
+	gone(c);
+	ok(x.parked && !x.parked->park, "one that leaves waits no more");
+	is_str(decode(7), "0/24/3", "and its decode booking is freed");
+	gone(busy);
+	ok(kvp_epp_poll(&x) == 1 && a->routed, "the first one has its worker");
+	kvp_epp_retry(&x);
+	ok(!x.parked && x.queued_cnt == 1, "the second one waits for that");
+	gone(a);
+	ok(kvp_epp_poll(&x) == 1 && b->routed, "and gets it");
+	gone(b);
+	close_node("a session");
+}
+
 /* changed: a pair waits while its decode worker changes; what it is told in the end. */
 enum change { MOVED, AWAY };
 static void changed(const char *name, const char *to, enum change what)
@@ -515,6 +545,7 @@ int main(void)
 	paths();
 	handed_off();
 	waits();
+	of_a_session();
 	changed("a decode worker with another address", "10.0.0.70:8000", MOVED);
 	changed("a decode worker that was away", "10.0.0.7:8000", AWAY);
 	too_late();
