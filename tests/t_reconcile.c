@@ -174,6 +174,30 @@ static void test_no_memory(void)
 	kvp_idx_worker_delete(&idx, 77);
 }
 
+/* Partitions are not given back: the last one taken, a new model is told so, and counted. */
+static void test_parts(void)
+{
+	uint64_t full = node.ctr->val[KVP_CTR_CAT_PART_FULL];
+	uint32_t cnt = kvp_cat_part_cnt(&node.cat), had = cnt;
+	idx.cfg.events = KVP_WREC_EVENTS_OFF;
+	for (uint32_t i = 0; i < fake_geom.part_max + 2 - had; i++) {
+		fake_post(&idx,
+			"{\"worker_id\":300,\"model_name\":\"m%u\",\"endpoint\":\"e\",\"block_size\":1}", i);
+		int is_taken = fake_reply_has(&idx, "\"schedulable\"");
+		cnt += (uint32_t)is_taken;
+		if (!is_taken)
+			ok(fake_reply_has(&idx, "partition table is full"), "model %u finds no partition", i);
+		kvp_idx_worker_delete(&idx, 300);
+	}
+	is_u64(cnt, fake_geom.part_max, "as many as there are");
+	is_u64(node.ctr->val[KVP_CTR_CAT_PART_FULL] - full, 2, "two registrations too many, counted");
+	is_u64(node.ctr->val[KVP_CTR_CAT_PARTS], fake_geom.part_max, "the gauge shows it");
+	fake_post(&idx, "{\"worker_id\":300,\"model_name\":\"m0\",\"endpoint\":\"e\",\"block_size\":1}");
+	ok(fake_reply_has(&idx, "\"schedulable\""), "a model that has a partition is served as ever");
+	kvp_idx_worker_delete(&idx, 300);
+	idx.cfg.events = KVP_WREC_EVENTS_ON;
+}
+
 static void test_room(void)
 {
 	idx.cfg.events = KVP_WREC_EVENTS_OFF;
@@ -454,6 +478,7 @@ int main(void)
 	test_index_slots();
 	test_restart();
 	test_decode();
+	test_parts();
 	kvp_idx_close(&idx);
 	test_kill(script, 40);
 	test_kill(script_index, 60);

@@ -1,6 +1,7 @@
 /* Requests that wait, from the side of whoever gave load back: whose turn it is, choice and booking. */
 #include "daemons/common/select_priv.h"
 #include <kvpick/clock.h>
+#include <kvpick/mix.h>
 
 #include <string.h>
 
@@ -23,6 +24,7 @@ struct pass {
 	struct lane *lane;
 	uint32_t *bucket; /* hash of lanes: lane + 1 */
 	uint32_t cnt, lane_cnt, bucket_mask;
+	struct kvp_mix mix; /* clients choose whom they wait for */
 	uint32_t left[KVP_POLICY_CLASS_MAX]; /* entries of each class */
 	const struct kvp_policy_profile *profile;
 	struct kvp_drr turns;
@@ -45,9 +47,9 @@ static int same_lane(const struct lane *l, const struct kvp_queue_entry *e)
 
 static uint32_t lane_for(struct pass *p, const struct kvp_queue_entry *e)
 {
-	uint64_t rank = e->pinned_worker_id ^ (uint64_t)e->pinned_dp_rank << 40;
-	uint64_t k = e->has_pinned == KVP_YES ? rank + 1 : 0;
-	uint32_t at = (uint32_t)((k + e->class) * 0x9e3779b97f4a7c15ull >> 32) & p->bucket_mask;
+	uint64_t k = e->has_pinned == KVP_YES ? kvp_mix_u64(&p->mix, e->pinned_worker_id) : 0;
+	uint64_t rank = e->has_pinned == KVP_YES ? e->pinned_dp_rank + 1ull : 0;
+	uint32_t at = (uint32_t)kvp_mix_u64(&p->mix, k ^ (rank << 8 | e->class)) & p->bucket_mask;
 	for (; p->bucket[at]; at = (at + 1) & p->bucket_mask)
 		if (same_lane(&p->lane[p->bucket[at] - 1], e))
 			return p->bucket[at] - 1;
@@ -83,6 +85,7 @@ static int open_pass(struct kvp_selection *s, uint32_t part, struct pass *p)
 	p->lane_of = (uint32_t *)(void *)(mem + cap * sizeof(struct lane));
 	p->bucket = p->lane_of + cap;
 	p->bucket_mask = buckets - 1;
+	p->mix = kvp_mix_of(s->region->geom.salt);
 	p->lane_cnt = 0;
 	memset(p->bucket, 0, buckets * 4ull);
 	memset(p->left, 0, sizeof(p->left));

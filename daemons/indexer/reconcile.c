@@ -1,5 +1,6 @@
 /* daemons/indexer/reconcile.c — POST, PATCH and DELETE of a worker: from what is registered to what is
  * wanted, rank by rank. Unchanged ranks keep listener, blocks and bookings. */
+#include <kvpick/clock.h>
 #include <kvpick/hash.h>
 #include <kvpick/point.h>
 #include <stdarg.h>
@@ -7,8 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemons/common/log.h"
 #include "daemons/indexer/indexer.h"
 
+#define LOG_EVERY_NS 5000000000ull
 #define RECORD_SPARE 128 /* bytes kept free for a reason that turns up late */
 #define STATE_AGENT "state_agent_v2" /* such workers are no sources of router hints */
 
@@ -121,6 +124,15 @@ static void plan_part(struct kvp_idx *idx, struct plan *p)
 		return;
 	}
 	if (rc != KVP_ERR_EXISTS) {
+		static struct kvp_log_limit limit;
+		uint64_t left = 0;
+		kvp_ctr_add(idx->ctr, KVP_CTR_CAT_PART_FULL, 1);
+		if (kvp_log_limit_pass(&limit, kvp_clock_mono_ns(), LOG_EVERY_NS, &left))
+			KVP_LOG_E("registry.partitions",
+				"worker=%llu partitions=%u effect=%s suppressed=%llu",
+				(unsigned long long)rec->worker_id, kvp_cat_part_cnt(&idx->cat.cat),
+				"new models and groups find no place until the node starts anew",
+				(unsigned long long)left);
 		kvp_wrec_reason(&p->reasons, "reconciliation failed: partition table is full");
 		return;
 	}
