@@ -299,6 +299,20 @@ int kvp_affinity_query(const struct kvp_affinity *a, struct kvp_affinity_key k, 
 	return KVP_ERR_AGAIN;
 }
 
+int kvp_affinity_busy(const struct kvp_affinity *a, struct kvp_affinity_key k)
+{
+	struct kvp_txn_try x;
+	for (int i = 0; i < TRIES; i++) {
+		if (kvp_txn_begin(&a->txn, &x))
+			continue;
+		uint32_t e = find(a, &x, k);
+		int is_init = e && state_of(a, &x, e) == S_INIT;
+		if (!x.torn)
+			return is_init;
+	}
+	return 0;
+}
+
 int kvp_affinity_hold(struct kvp_affinity *a, struct kvp_affinity_key k, uint64_t now_ns,
 	const struct kvp_affinity_target *gone, struct kvp_affinity_hold *hold)
 {

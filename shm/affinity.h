@@ -89,6 +89,10 @@ int kvp_affinity_query(const struct kvp_affinity *a, struct kvp_affinity_key k, 
 int kvp_affinity_hold(struct kvp_affinity *a, struct kvp_affinity_key k, uint64_t now_ns,
 	const struct kvp_affinity_target *gone, struct kvp_affinity_hold *hold);
 
+/* kvp_affinity_busy looks without touching: 1 while a booking of the session initialises it, so that hold
+ * would answer KVP_ERR_EXISTS. */
+int kvp_affinity_busy(const struct kvp_affinity *a, struct kvp_affinity_key k);
+
 /* kvp_affinity_cancel gives an initialisation up (no booking was made). Other kinds: nothing. */
 void kvp_affinity_cancel(
 	struct kvp_affinity *a, struct kvp_affinity_key k, const struct kvp_affinity_hold *hold);

@@ -67,6 +67,37 @@ def leases(tap, node):
         node.call("DELETE", f"/reservations/{rid}")
 
 
+def asked_once(tap):
+    """Bookings of a session whose first one waits in the queue: their bodies are not read again at every turn of the
+    process, only when that one is done."""
+    many, body = 30, {"session_id": "S", "token_ids": [1] * 300000}
+    env = {"DYN_USE_KV_EVENTS": "false", "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": "60",
+           "DYN_ROUTER_QUEUE_THRESHOLD": "0.5"}
+    with Node(env=env) as node, concurrent.futures.ThreadPoolExecutor(many + 1) as pool:
+        def waiting():
+            return node.call("GET", "/loads")[1][0]["pending_count"]
+        node.call("POST", "/workers", worker(1, max_num_batched_tokens=16))
+        node.call("POST", "/select_and_reserve", {"selection_id": "a", "token_ids": list(range(64))})
+        first = pool.submit(node.call, "POST", "/select_and_reserve",
+                            {"selection_id": "q", "session_id": "S", "token_ids": list(range(64))})
+        wait_for(lambda: waiting() == 1)
+        rest = [pool.submit(node.call, "POST", "/select_and_reserve", body) for _ in range(many)]
+        tap.ok(wait_for(lambda: counter(node, "waited") >= many, 30), "bookings wait for the first of their session")
+        for _ in range(100):
+            node.call("GET", "/health")
+        tap.same(counter(node, "waited"), many, "and do not ask again while nothing has changed")
+        node.call("DELETE", "/reservations/a")
+        tap.same(first.result(30)[0], 200, "the first one is booked")
+        tap.ok(wait_for(lambda: waiting() + sum(f.done() for f in rest) == many), "the others follow", waiting())
+        tap.same(counter(node, "waited"), many, "each after one more look")
+        node.call("DELETE", "/reservations/q")
+        for f in concurrent.futures.as_completed(rest, 30):
+            node.call("DELETE", f"/reservations/{f.result()[1]['selection_id']}")
+        tap.ok(wait_for(lambda: waiting() == 0), "all are answered")
+        code, text = node.ctl("check")
+        tap.ok(code == 0, "kvpickctl check finds no fault", text)
+
+
 def killed(tap, node):
     first = book(node, "k1", "kept")[1]["worker_id"]
     dying = set(node.children()["kvpick-httpd"])
@@ -117,6 +148,7 @@ def parked(tap):
 def main():
     tap = Tap()
     parked(tap)
+    asked_once(tap)
     with Node("--session-affinity-ttl-secs", "2",
               env={"DYN_ROUTER_USE_KV_EVENTS": "false", "KVPICK_HTTPD_PROCESSES": "3"}) as node:
         for n in (1, 2):

@@ -78,6 +78,8 @@ static void test_life(void)
 		"the first booking initialises");
 	ok(kvp_affinity_hold(&other, key("s"), SEC, NULL, &h2) == KVP_ERR_EXISTS && unbound("s", SEC),
 		"the second waits, a look sees nothing");
+	ok(kvp_affinity_busy(&other, key("s")) && !kvp_affinity_busy(&other, key("t")),
+		"and which session is busy is seen");
 	ok(kvp_affinity_commit(&me, key("s"), w1, KVP_AFFINITY_IS_HARD, KVP_AFFINITY_KEEP, SEC, &t1, &o) ==
 				KVP_OK &&
 			is_at("s", SEC, w1),

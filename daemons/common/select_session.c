@@ -107,6 +107,21 @@ int kvp_sel_session_hold(struct kvp_selection *s, const struct kvp_select_reques
 	return 0;
 }
 
+struct kvp_affinity_key kvp_select_waits_for(const struct kvp_selection *s)
+{
+	return s->session.key;
+}
+
+void kvp_select_note(struct kvp_selection *s)
+{
+	kvp_affinity_wait(table(s), KVP_OWNER_SLOT(s->owner));
+}
+
+int kvp_select_is_met(struct kvp_selection *s, struct kvp_affinity_key key)
+{
+	return kvp_affinity_busy(table(s), key);
+}
+
 void kvp_sel_session_cancel(struct kvp_selection *s)
 {
 	if (s->session.hold.kind != KVP_AFFINITY_INIT)

@@ -56,6 +56,7 @@ struct kvp_leg {
 	uint64_t ticket;
 	struct kvp_leg *chain;	       /* same bucket of tickets */
 	struct kvp_leg *park, **parkp; /* parked legs; parkp NULL = not parked */
+	struct kvp_affinity_key met;   /* parked: the session whose other booking it met */
 	enum kvp_ctr why;	       /* it failed: counter, status and text */
 	int status;
 	const char *text;

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define ASK_MAX 8 /* parked legs asked again a turn: others are served in between */
+
 static enum kvp_plan_leg which(const struct kvp_leg *l)
 {
 	return (enum kvp_plan_leg)(l - l->job->leg);
@@ -56,10 +58,21 @@ static void keep_time(struct kvp_job *j)
 		kvp_timer_set(j->x->loop, &j->deadline, j->select_ns + limit_ms * 1000000, on_deadline, j);
 }
 
+static void on_retry(void *ctx, struct kvp_timer *t);
+
+static void set_retry(struct kvp_epp *x)
+{
+	kvp_timer_set(
+		x->loop, &x->retry, kvp_loop_now_ns(x->loop) + KVP_SLEEP_MAX_MS * 1000000ull, on_retry, x);
+}
+
 static void on_retry(void *ctx, struct kvp_timer *t)
 {
+	struct kvp_epp *x = ctx;
 	(void)t;
-	kvp_epp_retry(ctx);
+	kvp_epp_retry(x);
+	if (x->parked)
+		set_retry(x);
 }
 
 static void queue(struct kvp_leg *l, uint64_t ticket)
@@ -85,8 +98,8 @@ static void park(struct kvp_leg *l)
 	l->park = NULL;
 	l->parkp = end;
 	*end = l;
-	kvp_timer_set(
-		x->loop, &x->retry, kvp_loop_now_ns(x->loop) + KVP_SLEEP_MAX_MS * 1000000ull, on_retry, x);
+	l->met = kvp_select_waits_for(x->selection);
+	set_retry(x);
 	keep_time(l->job);
 }
 
@@ -455,20 +468,30 @@ void kvp_epp_choose(struct kvp_job *j, const struct kvp_ask_tokens *t)
 
 /* ---- turns ---- */
 
+/* A parked leg is asked again when the booking that it met is done, or after too long: a prompt is long, and
+ * its client's choice. */
+static struct kvp_leg *due(struct kvp_epp *x)
+{
+	uint64_t now_ns = kvp_clock_mono_ns();
+	for (struct kvp_leg *l = x->parked; l; l = l->park)
+		if (now_ns - l->job->select_ns > KVP_EPP_SESSION_WAIT_NS ||
+			!kvp_select_is_met(x->selection, l->met))
+			return l;
+	return NULL;
+}
+
 int kvp_epp_retry(struct kvp_epp *x)
 {
-	uint32_t cnt = 0, left = 0;
-	for (struct kvp_leg *l = x->parked; l; l = l->park)
-		cnt++;
-	/* Those that have to wait on go to the end of the list. */
-	for (uint32_t i = 0; i < cnt && x->parked; i++) {
-		struct kvp_leg *l = x->parked;
+	struct kvp_leg *l;
+	int ran = 0;
+	if (!x->parked)
+		return 0;
+	kvp_select_note(x->selection);
+	for (; ran < ASK_MAX && (l = due(x)); ran++) {
 		unpark(l);
 		ask(l);
 	}
-	for (struct kvp_leg *l = x->parked; l; l = l->park)
-		left++;
-	return left < cnt;
+	return ran > 0;
 }
 
 int kvp_epp_poll(struct kvp_epp *x)

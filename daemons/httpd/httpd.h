@@ -41,6 +41,7 @@ struct kvp_httpd_cmd {
 struct kvp_httpd_parked {
 	struct kvp_httpd_parked *next;
 	struct kvp_http_req *req;
+	struct kvp_affinity_key key; /* the session's */
 	uint64_t since_ns;
 };
 
@@ -67,7 +68,7 @@ struct kvp_httpd {
 	struct kvp_httpd_cmd *pending;
 	struct kvp_dumps dumps;
 	struct kvp_httpd_hint *hints;
-	struct kvp_httpd_parked *parked; /* oldest first */
+	struct kvp_httpd_parked *parked, **parked_end; /* oldest first; end: where the next one goes */
 	struct kvp_policy policy;
 	struct kvp_httpd_wait *waits;				/* all, newest first */
 	struct kvp_httpd_wait *wait_of[KVP_HTTPD_WAIT_BUCKETS]; /* by ticket */
@@ -132,8 +133,9 @@ void kvp_route_peer_list(struct kvp_call *c);
 /* kvp_peer_list writes the listed peers as an array to h->out. */
 void kvp_peer_list(struct kvp_httpd *h);
 
-/* park.c. kvp_httpd_park keeps a call until kvp_httpd_retry, which runs all that are kept once more: called
- * when this process is woken, and by a timer in case the waker died. kvp_httpd_unpark: 1 if the request was
+/* park.c. kvp_httpd_park keeps a call until the booking of its session that it met has ended, or for too
+ * long; kvp_httpd_retry then runs it once more, a few each time: called before every sleep, when this process
+ * is woken, and by a timer in case the waker died. 1 if one was run. kvp_httpd_unpark: 1 if the request was
  * parked. */
 void kvp_httpd_park(struct kvp_call *c);
 int kvp_httpd_unpark(struct kvp_httpd *h, const struct kvp_http_req *r);
