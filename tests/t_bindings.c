@@ -2,6 +2,7 @@
  * every node. */
 #include "daemons/common/select_priv.h"
 #include "daemons/peer/bindings.h"
+#include <kvpick/clock.h>
 #include "tests/tap.h"
 
 #include <stdlib.h>
@@ -108,6 +109,38 @@ static void rules(void)
 	kvp_selection_close(s);
 }
 
+/* A replica that sends the greatest numbers there are; the others go on. */
+static void poisoned(void)
+{
+	const uint64_t high[] = {UINT64_MAX, UINT64_MAX - 1, 1ull << 63,
+		kvp_clock_real_ns() + 90000ull * 1000000000};
+	struct kvp_bindings b;
+	struct kvp_selection *s = open_node(&b, 100);
+	struct kvp_affinity_target t = {1, 0};
+	struct kvp_replica_binding m = message(1, 10, 7), x;
+	uint64_t sequence;
+	uint32_t rank;
+	kvp_bindings_apply(&b, KVP_PART_AGGREGATED, &m, T0);
+	for (size_t i = 0; i < sizeof(high) / sizeof(high[0]); i++) {
+		x = message(2, high[i], 8);
+		ok(kvp_bindings_apply(&b, KVP_PART_AGGREGATED, &x, T0) == KVP_ERR_LIMIT && b.clock == 10 &&
+				bound(&b, "s", T0, &rank) == 1,
+			"a sequence of %" PRIu64 " binds nothing and moves no clock", high[i]);
+	}
+	ok(kvp_bindings_stamp(&b, 0, str("s"), t, T0, &sequence) == KVP_OK && sequence == 11, "ours goes on");
+	x = message(2, 12, 6);
+	ok(kvp_bindings_apply(&b, KVP_PART_AGGREGATED, &x, T0) == KVP_OK && bound(&b, "s", T0, &rank) == 2,
+		"a healthy replica binds the session anew");
+	x = message(4, kvp_clock_real_ns() + 1000000000, 7);
+	ok(kvp_bindings_apply(&b, KVP_PART_AGGREGATED, &x, T0) == KVP_OK,
+		"nanoseconds of the time of day may be");
+	ok(kvp_bindings_stamp(&b, 0, str("s"), (struct kvp_affinity_target){4, 2}, T0, &sequence) == KVP_OK &&
+			sequence == x.sequence + 1,
+		"and are followed");
+	kvp_bindings_close(&b);
+	kvp_selection_close(s);
+}
+
 /* Random writers; every node hears all messages of the others, in an order of its own per writer pair. */
 static void converges(void)
 {
@@ -168,6 +201,7 @@ int main(void)
 {
 	rnd = tap_seed(1);
 	rules();
+	poisoned();
 	converges();
 	return done();
 }

@@ -1,7 +1,9 @@
 #include "daemons/peer/bindings.h"
 
 #include <kvpick/atomic.h>
+#include <kvpick/clock.h>
 
+#define AHEAD_MAX_NS 86400000000000ull
 #define FORCE_MAX 4 /* other bindings replaced by one message */
 
 int kvp_bindings_open(struct kvp_bindings *b, struct kvp_region *region, struct kvp_ctr_column_shm *ctr,
@@ -102,6 +104,8 @@ static int apply(struct kvp_bindings *b, enum kvp_part_role role, const struct k
 		return KVP_ERR_NOTFOUND;
 	if (m->writer_id == b->router_id)
 		return KVP_ERR_EXISTS;
+	if (m->sequence > kvp_clock_real_ns() + AHEAD_MAX_NS)
+		return KVP_ERR_LIMIT;
 	if (b->clock < m->sequence)
 		b->clock = m->sequence;
 	if (rank_of(b, part, m, &at) || !m->session.len)
@@ -124,6 +128,7 @@ int kvp_bindings_apply(struct kvp_bindings *b, enum kvp_part_role role, const st
 		 : rc == KVP_ERR_EXISTS ? KVP_CTR_PEER_BIND_OWN
 		 : rc == KVP_ERR_CLOSED ? KVP_CTR_PEER_BIND_OLD
 		 : rc == KVP_ERR_FULL	? KVP_CTR_PEER_BIND_FULL
+		 : rc == KVP_ERR_LIMIT	? KVP_CTR_PEER_BIND_AHEAD
 					: KVP_CTR_PEER_BIND_UNKNOWN);
 	return rc;
 }
@@ -137,7 +142,7 @@ int kvp_bindings_stamp(struct kvp_bindings *b, uint32_t part, struct kvp_str ses
 	if (kvp_affinity_query(a, k, now_ns, &now) == KVP_OK &&
 		(now.worker_id != at.worker_id || now.dp_rank != at.dp_rank))
 		return KVP_ERR_CLOSED;
-	*sequence = b->clock < UINT64_MAX ? ++b->clock : b->clock;
+	*sequence = ++b->clock;
 	set_stamp(b, k, *sequence, b->router_id, now_ns);
 	return KVP_OK;
 }

@@ -4,7 +4,11 @@
  * Truth      bindings: shm/affinity.h. Stamps: private, bounded; a forgotten one loses to whatever comes.
  * Who        kvpick-peer, one thread.
  * Ordering   stamps are (sequence, writer), greater wins. The clock is never behind a sequence heard, and
- *            begins with the time of day, so that a restarted process is not behind itself.
+ *            begins with the time of day in microseconds, so that a restarted process is not behind itself.
+ * Limits     a sequence of more than the time of day in nanoseconds, and a day, is refused and moves no
+ *            clock: whoever sends the greatest number would else end the order of all replicas. Others that
+ *            count, or take micro- or nanoseconds, are below; one that goes up to the limit leaves room,
+ *            which grows faster than bindings are made.
  * Lifetime   open to close.
  * Crash      stamps are lost: until a session is bound anew, an older message of a replica may win.
  * Proved by  tests/t_bindings.c, tests/s_peer.t
@@ -33,7 +37,8 @@ void kvp_bindings_close(struct kvp_bindings *b);
 
 /* kvp_bindings_apply applies a message, received at now_ns (CLOCK_MONOTONIC). Counted by its outcome.
  * return  KVP_OK bound, or its time renewed; KVP_ERR_EXISTS own message; KVP_ERR_NOTFOUND partition or worker
- *         is not known here; KVP_ERR_CLOSED older than what is known; KVP_ERR_FULL no room. */
+ *         is not known here; KVP_ERR_CLOSED older than what is known; KVP_ERR_FULL no room;
+ *         KVP_ERR_LIMIT too far ahead. */
 int kvp_bindings_apply(struct kvp_bindings *b, enum kvp_part_role role, const struct kvp_replica_binding *m,
 	uint64_t now_ns);
 
