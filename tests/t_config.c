@@ -181,6 +181,7 @@ static void bad_values(void)
 	BAD("", "KVPICK_MM_IMAGE_TOKEN_ID=4294967296", "0..4294967295");
 	BAD("", "KVPICK_API_TOKEN_FILE=/nonexistent", "KVPICK_API_TOKEN_FILE;readable");
 	BAD("", envf("KVPICK_API_TOKEN_FILE=", file("empty", "")), "1 to 4096 bytes");
+	BAD("", envf("KVPICK_API_TOKEN_FILE=", file("blank", " \t\n")), "KVPICK_API_TOKEN_FILE;white space");
 	BAD("", "KVPICK_TEMPERATURE=1", "unknown variable");
 	BAD("", "DYN_ROUTER_QUEUE_THRESHOLD=\x1b[0m", "DYN_ROUTER_QUEUE_THRESHOLD=\"\\x1b[0m\"");
 	BAD("", "DYN_ROUTER_TEMPERATURE=\x80\xc3\xa4\n\xff", "\"\\x80\\xc3\\xa4\\x0a\\xff\"");
@@ -272,10 +273,10 @@ static void rules(void)
 {
 	BAD("--replica-sync-peers;tcp://a:1", "", "--replica-sync-peers requires --replica-sync-port");
 	BAD("--replica-sync-port;8092", "", "KVPICK_PORT;KVPICK_REPLICA_SYNC_PORT;8092");
-	BAD("", "DYN_EPP_PEER_SERVICE=s", "DYN_EPP_PEER_SERVICE;POD_IP");
+	BAD("", EPP ";DYN_EPP_PEER_SERVICE=s", "DYN_EPP_PEER_SERVICE;POD_IP");
 	BAD("", "DYN_EPP_PEER_SERVICE=s;POD_IP=10.0.0.1;KVPICK_WORKERS_FILE=/f",
 		"DYN_EPP_PEER_SERVICE;KVPICK_WORKERS_FILE");
-	good("", "DYN_EPP_PEER_SERVICE=s;POD_IP=10.0.0.1", "peer service");
+	good("", EPP ";DYN_EPP_PEER_SERVICE=s;POD_IP=10.0.0.1", "peer service");
 	ok(cfg.eff.sync_port == 9092 && cfg.eff.peer_on, "turns the sync plane on at the published port");
 	BAD("", "KVPICK_SLOT_BEAT_MS=1000", "KVPICK_SLOT_STUCK_MS;KVPICK_SLOT_BEAT_MS");
 	BAD("", "KVPICK_RING_UNBLOCK_MS=2000", "KVPICK_RING_UNBLOCK_MS;KVPICK_SLOT_STUCK_MS");
@@ -377,9 +378,30 @@ static void times(void)
 	BAD("", "DYN_EPP_RECOVERY_HTTP_TIMEOUT_MS=1000000000001", "TIMEOUT_MS;out of range");
 }
 
+/* What would be accepted and have no effect. */
+static void without_effect(void)
+{
+	BAD("", "DYN_EPP_PEER_SERVICE=s;POD_IP=10.0.0.1", "DYN_EPP_PEER_SERVICE;KVPICK_REPLICA_SYNC_PEERS");
+	BAD("", "KVPICK_MODE=both;DYN_MODEL_NAME=m;DYN_EPP_TOKENIZER_PROTOCOL=text-blocks;"
+		"DYN_USE_KV_EVENTS=false;DYN_EPP_PEER_SERVICE=s;POD_IP=10.0.0.1",
+		"DYN_EPP_PEER_SERVICE;DYN_EPP_INFERENCE_POOL_NAME");
+	BAD("", EPP ";KVPICK_EPP_KV_TRANSFER_ENFORCEMENT=required",
+		"KVPICK_EPP_KV_TRANSFER_ENFORCEMENT;KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL");
+	BAD("", EPP ";KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL=zone",
+		"KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL;KVPICK_EPP_KV_TRANSFER_ENFORCEMENT");
+	good("", EPP ";KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL=zone;KVPICK_EPP_KV_TRANSFER_ENFORCEMENT=preferred",
+		"a domain and its rule");
+	good("", EPP ";KVPICK_EPP_KV_TRANSFER_ENFORCEMENT=required;KVPICK_WORKERS_FILE=/dev/null",
+		"domains of a workers' file");
+}
+
 static void lists(void)
 {
 	char env[4096], ok_one[1024], too_long[1025];
+#define SYNC "KVPICK_REPLICA_SYNC_PORT=9;KVPICK_REPLICA_SYNC_PEERS="
+	BAD("", SYNC "tcp://a:1,tcp://*:9092", "KVPICK_REPLICA_SYNC_PEERS;wildcard");
+	BAD("", SYNC "tcp://a:0", "KVPICK_REPLICA_SYNC_PEERS;port 0");
+	good("", SYNC "tcp://a:1,tcp://[::1]:2,ipc:///x", "peers");
 	BAD("", EPP ";KVPICK_EPP_LISTEN=,", "KVPICK_EPP_LISTEN;without a member");
 	BAD("", EPP ";KVPICK_EPP_TAINT_LABELS= , ,", "KVPICK_EPP_TAINT_LABELS;without a member");
 	BAD("", EPP ";KVPICK_EPP_DATA_PARALLEL_SIZE=513", "KVPICK_EPP_DATA_PARALLEL_SIZE;1..512");
@@ -640,6 +662,7 @@ int main(void)
 	aliases();
 	rules();
 	times();
+	without_effect();
 	lists();
 	other_pickers();
 	json_form();

@@ -1,4 +1,6 @@
 #include "daemons/common/config_priv.h"
+#include "daemons/common/token.h"
+#include <kvpick/err.h>
 
 #include <arpa/inet.h>
 
@@ -32,11 +34,14 @@ static const char *check_file(const char *v)
 
 static const char *check_token_file(const char *v)
 {
-	struct stat st;
+	struct kvp_token token = {.path = v};
 	const char *bad = check_file(v);
-	if (bad || stat(v, &st) != 0)
-		return bad ? bad : "file can't be read";
-	return st.st_size < 1 || st.st_size > 4096 ? "file has not 1 to 4096 bytes" : NULL;
+	int rc = bad ? KVP_OK : kvp_token_refresh(&token);
+	if (rc)
+		bad = rc == KVP_ERR_INVAL ? "file has not 1 to 4096 bytes besides white space"
+					  : "file can't be read";
+	explicit_bzero(&token, sizeof(token));
+	return bad;
 }
 
 /* A port of decimal digits at p; -1 when it is none. */
@@ -187,6 +192,18 @@ static const char *check_zmq(const char *v)
 	return port_at(colon + 1) < 0 ? "invalid TCP port" : NULL;
 }
 
+/* What others can connect to. */
+static const char *check_zmq_peer(const char *v)
+{
+	const char *bad = check_zmq(v), *colon = strrchr(v, ':');
+	if (bad)
+		return bad;
+	if (strncmp(v, "tcp://*:", 8) == 0)
+		return "nobody can connect to a wildcard host";
+	int is_zero = strncmp(v, "tcp://", 6) == 0 && port_at(colon + 1) == 0;
+	return is_zero ? "nobody can connect to port 0" : NULL;
+}
+
 static const char *check_http(const char *v)
 {
 	return strncmp(v, "http://", 7) == 0 ? check_url(v) : "a member is not an http:// address";
@@ -258,7 +275,7 @@ const char *kvp_cfg_check(enum kvp_cfg_check check, const char *v)
 	case CHECK_LISTEN_LIST:
 		return check_members(v, check_listen);
 	case CHECK_ZMQ_LIST:
-		return check_members(v, check_zmq);
+		return check_members(v, check_zmq_peer);
 	case CHECK_HTTP_LIST:
 		return check_members(v, check_http);
 	case CHECK_ALLOW_LIST:

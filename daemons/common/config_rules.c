@@ -160,12 +160,17 @@ static void cross_node(const struct kvp_config *c, struct kvp_config_err *err)
 	if (c->replica_sync_peers[0] && !c->eff.sync_port)
 		kvp_cfg_error(err, "--replica-sync-peers requires --replica-sync-port "
 				   "(KVPICK_REPLICA_SYNC_PEERS, KVPICK_REPLICA_SYNC_PORT)");
-	if (c->epp_peer_service[0] && !c->pod_ip[0])
+	if (c->epp_peer_service[0] && !c->pod_ip[0] && c->eff.discovery_on)
 		kvp_cfg_error(err, "DYN_EPP_PEER_SERVICE requires POD_IP");
 	if (c->epp_peer_service[0] && c->workers_file[0])
 		kvp_cfg_error(err,
 			"DYN_EPP_PEER_SERVICE is watched in Kubernetes, which KVPICK_WORKERS_FILE takes "
 			"the place of; use KVPICK_REPLICA_SYNC_PEERS");
+	else if (c->epp_peer_service[0] && !c->eff.discovery_on)
+		kvp_cfg_error(err,
+			"DYN_EPP_PEER_SERVICE is watched by the discovery of the Endpoint Picker, which "
+			"needs KVPICK_MODE=epp, or both with DYN_EPP_INFERENCE_POOL_NAME; use "
+			"KVPICK_REPLICA_SYNC_PEERS");
 	if (!c->epp_tls_cert_file[0] != !c->epp_tls_key_file[0])
 		kvp_cfg_error(err, "KVPICK_EPP_TLS_CERT_FILE and KVPICK_EPP_TLS_KEY_FILE: both or neither");
 	if (c->epp_body_budget_bytes < c->epp_max_body_bytes)
@@ -286,6 +291,14 @@ static void cross_epp(const struct kvp_config *c, struct kvp_config_err *err)
 		need(err, c->pod_namespace[0], "POD_NAMESPACE", "with Kubernetes");
 		need(err, c->kv_cache_block_size != KVP_CONFIG_UNSET, "DYN_KV_CACHE_BLOCK_SIZE",
 			"with Kubernetes");
+		if (c->epp_kv_transfer_enforcement && !c->epp_kv_transfer_domain_label[0])
+			kvp_cfg_error(err,
+				"KVPICK_EPP_KV_TRANSFER_ENFORCEMENT requires "
+				"KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL with Kubernetes: no pod would have a "
+				"domain");
+		if (c->epp_kv_transfer_domain_label[0] && !c->epp_kv_transfer_enforcement)
+			kvp_cfg_error(err, "KVPICK_EPP_KV_TRANSFER_DOMAIN_LABEL without effect: "
+					   "KVPICK_EPP_KV_TRANSFER_ENFORCEMENT is off");
 	}
 	if (c->eff.disaggregated && !kvp_cfg_label_ok(c->worker_role_label))
 		kvp_cfg_error(err,
