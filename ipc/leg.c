@@ -336,8 +336,7 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 		return;
 	/* What the server said before it stopped reading still comes: the end of its stream decides. */
 	gap_set(c->leg);
-	if (before > KVP_OUT_LOW_BYTES && kvp_out_len(&c->out) <= KVP_OUT_LOW_BYTES && c->leg->ops->on_room &&
-		!c->leg->ended_upload)
+	if (before > KVP_OUT_LOW_BYTES && kvp_out_len(&c->out) <= KVP_OUT_LOW_BYTES && c->leg->ops->on_room)
 		c->leg->ops->on_room(c->leg->ctx, c->leg);
 }
 
@@ -740,6 +739,12 @@ void kvp_leg_put_end(struct kvp_leg *leg)
 	if (leg->conn && leg->conn->state == CONN_RUNNING)
 		conn_uncork(leg->conn);
 	gap_set(leg);
+}
+
+uint64_t kvp_leg_held(const struct kvp_leg *leg)
+{
+	const struct kvp_leg_conn *c = leg->conn;
+	return !leg->running ? 0 : leg->request.len + (c ? kvp_out_len(&c->out) : 0);
 }
 
 uint64_t kvp_leg_unsent(const struct kvp_leg *leg)

@@ -65,7 +65,8 @@ struct kvp_leg_ops {
 	void (*on_head)(void *ctx, struct kvp_leg *leg);
 	void (*on_body)(void *ctx, struct kvp_leg *leg, const char *data, uint64_t len);
 	void (*on_done)(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end);
-	void (*on_room)(void *ctx, struct kvp_leg *leg); /* may be NULL for legs without an upload */
+	/* What was to be sent has left, as good as; may be NULL for legs without an upload. */
+	void (*on_room)(void *ctx, struct kvp_leg *leg);
 };
 
 /* How the request comes: whole; in pieces of at most KVP_LEG_HELD_MAX bytes in all; in any number of them.
@@ -123,6 +124,9 @@ void kvp_leg_close(struct kvp_leg *leg);
 void kvp_leg_put(struct kvp_leg *leg, const char *data, uint64_t len);
 void kvp_leg_put_end(struct kvp_leg *leg);
 uint64_t kvp_leg_unsent(const struct kvp_leg *leg);
+/* kvp_leg_held: bytes of the request that are in memory: those unsent, and a copy while it may be
+ * repeated. */
+uint64_t kvp_leg_held(const struct kvp_leg *leg);
 void kvp_leg_pause(struct kvp_leg *leg);
 void kvp_leg_resume(struct kvp_leg *leg);
 #endif

@@ -309,24 +309,22 @@ static void cross_epp(const struct kvp_config *c, struct kvp_config_err *err)
 	cross_epp_ranks(c, err);
 }
 
-/* One request at all of its limits must have room: two copies of its body and two of each engine's answer;
- * with SGLang both engines' answers wait. */
+/* One request at all of its limits must have room: its body and an engine's copy, of which there are two on a
+ * kept connection; then two copies of body and answer. With SGLang both engines have theirs. */
 static void cross_held(const struct kvp_config *c, struct kvp_config_err *err)
 {
 	int is_sgl = c->eff.sidecar_adapter == KVP_PD_SGLANG;
 	uint64_t body = is_sgl ? SGLANG_MAX_BYTES : c->sidecar_max_request_bytes;
 	uint64_t answer = is_sgl ? SGLANG_MAX_BYTES : c->eff.sidecar_max_prefill_response_bytes;
-	uint64_t answers = is_sgl ? 4 : 2;
-	uint64_t need =
-		body > UINT64_MAX / 8 || answer > UINT64_MAX / 8 ? UINT64_MAX : 2 * body + answers * answer;
+	uint64_t need = UINT64_MAX, before = (is_sgl ? 4 : 3) * body;
+	if (body <= UINT64_MAX / 8 && answer <= UINT64_MAX / 8)
+		need = 2 * body + (is_sgl ? 4 : 2) * answer;
+	need = need > before ? need : before;
 	int has_pd = c->eff.sidecar_adapter != KVP_PD_NONE || c->sidecar_profile;
 	if (has_pd && c->sidecar_max_held_bytes && c->sidecar_max_held_bytes < need)
 		kvp_cfg_error(err,
-			"KVPICK_SIDECAR_MAX_HELD_BYTES=%llu is less than one request may need: its longest "
-			"body twice "
-			"and its longest answer %llu times, %llu bytes",
-			(unsigned long long)c->sidecar_max_held_bytes, (unsigned long long)answers,
-			(unsigned long long)need);
+			"KVPICK_SIDECAR_MAX_HELD_BYTES=%llu is less than one request may need: %llu",
+			(unsigned long long)c->sidecar_max_held_bytes, (unsigned long long)need);
 }
 
 static void cross_sidecar(const struct kvp_config *c, struct kvp_config_err *err)

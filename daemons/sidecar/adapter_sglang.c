@@ -26,8 +26,7 @@ struct sgl {
 	struct kvp_sgl_check check[2];
 	struct kvp_kept_head head; /* of the decode answer, until the gate opens */
 	struct kvp_http_buf kept;  /* its body, too */
-	uint64_t body_bytes;	   /* what is held for the request, until both engines have it */
-	uint8_t informed[2], complete[2], has_head, has_prefill_head;
+	uint8_t informed[2], complete[2], has_head;
 	uint8_t started; /* the engines were asked to generate */
 	uint8_t open;	 /* the gate: the prefill answer is valid */
 	uint8_t unread;	 /* the decode answer is compressed: it is passed on unjudged */
@@ -149,10 +148,9 @@ static void leg_failed(struct kvp_req *r, enum kvp_leg_end end)
 static int hold(struct kvp_req *r, uint64_t more)
 {
 	const struct sgl *s = r->flow_state;
-	int has_both = s->has_head && s->has_prefill_head;
-	return kvp_req_hold(r, (has_both ? 0 : s->body_bytes) + s->kept.len +
-				       kvp_sgl_held(&s->check[PREFILL]) + kvp_sgl_held(&s->check[DECODE]) +
-				       more);
+	uint64_t legs = kvp_leg_held(&r->prefill) + kvp_leg_held(&r->decode);
+	return kvp_req_hold(r, legs + s->kept.len + kvp_sgl_held(&s->check[PREFILL]) +
+				       kvp_sgl_held(&s->check[DECODE]) + more);
 }
 
 static void put_rest(struct kvp_req *r)
@@ -200,10 +198,8 @@ static void gen_head(void *ctx, struct kvp_leg *leg)
 		rejected(r, leg);
 		return;
 	}
-	if (which_of(r, leg) == PREFILL) {
-		s->has_prefill_head = 1;
+	if (which_of(r, leg) == PREFILL)
 		return;
-	}
 	s->has_head = 1;
 	s->unread = kvp_http_head_find(leg->head, "content-encoding", &len, NULL) != NULL;
 	if (s->open) {
@@ -291,7 +287,14 @@ static void gen_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 	}
 }
 
-static const struct kvp_leg_ops gen_ops = {.on_head = gen_head, .on_body = gen_body, .on_done = gen_done};
+/* A request has left. */
+static void gen_room(void *ctx, struct kvp_leg *leg)
+{
+	(void)leg;
+	hold(ctx, 0);
+}
+
+static const struct kvp_leg_ops gen_ops = {gen_head, gen_body, gen_done, gen_room};
 
 static int make_body(struct kvp_req *r, struct kvp_http_buf *body)
 {
@@ -353,6 +356,8 @@ static void generate(struct kvp_req *r)
 	kvp_http_buf_free(&body);
 	if (rc)
 		kvp_reply_error(r, &kvp_fail_resources, NULL);
+	else if (hold(r, 0)) /* on kept connections both have one copy more */
+		kvp_reply_error(r, &kvp_fail_held, NULL);
 }
 
 /* ---- server info ---- */
@@ -424,8 +429,6 @@ static void start(struct kvp_req *r)
 	}
 	struct sgl *s = calloc(1, sizeof(*s));
 	r->flow_state = s;
-	if (s)
-		s->body_bytes = KVP_HELD_COPIES * r->body.len;
 	if (!s || ask_info(r, PREFILL) || ask_info(r, DECODE))
 		kvp_reply_error(r, &kvp_fail_resources, NULL);
 }

@@ -27,14 +27,18 @@ void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, c
 	cfg->to.cnt = 2;
 }
 
+/* What is kept of a request in two legs: less and less. */
+static void hold_leg(struct kvp_req *r)
+{
+	if (r->adapter)
+		kvp_req_hold(r, kvp_leg_held(&r->decode));
+}
+
 /* The engine has its request: nothing of it is kept any more, as a rule. */
 static void on_head(void *ctx, struct kvp_leg *leg)
 {
-	struct kvp_req *r = ctx;
-	uint64_t unsent = kvp_leg_unsent(leg);
-	if (r->adapter)
-		kvp_req_hold(r, unsent < r->conn->flow_held ? unsent : r->conn->flow_held);
-	kvp_reply_head(r, leg->head);
+	hold_leg(ctx);
+	kvp_reply_head(ctx, leg->head);
 }
 
 void kvp_relay_put(struct kvp_req *r, struct kvp_leg *leg, const char *data, uint64_t len)
@@ -89,6 +93,8 @@ static void on_room(void *ctx, struct kvp_leg *leg)
 {
 	struct kvp_req *r = ctx;
 	(void)leg;
+	if (!r->replied)
+		hold_leg(r);
 	kvp_conn_room(r->conn);
 }
 
@@ -158,6 +164,7 @@ void kvp_relay_start(struct kvp_req *r, enum kvp_leg_kind kind, struct kvp_http_
 	}
 	cfg.request = body;
 	kvp_leg_start(&r->decode, &r->w->pool, &cfg, r->usage ? &usage_ops : &plain_ops, r);
+	hold_leg(r);
 }
 
 /* ---- passed through: one leg, both ways streamed ---- */

@@ -8,9 +8,16 @@
 
 struct seq {
 	struct kvp_http_buf answer; /* of the prefill leg */
-	uint64_t body_bytes;	    /* what is held for the body */
 	uint8_t relays;		    /* it is the client's */
 };
+
+/* What is kept, and more bytes of the answer. Of body and answer together the decode leg's body is made. */
+static int hold(struct kvp_req *r, uint64_t more)
+{
+	const struct seq *s = r->flow_state;
+	uint64_t leg = kvp_leg_held(&r->prefill), body = r->body.len;
+	return kvp_req_hold(r, body + (leg > body ? leg : body) + KVP_HELD_COPIES * (s->answer.len + more));
+}
 
 /* The decode engine gets the client's body and all of the work. */
 static void fall_back(struct kvp_req *r)
@@ -18,7 +25,6 @@ static void fall_back(struct kvp_req *r)
 	struct seq *s = r->flow_state;
 	kvp_leg_close(&r->prefill);
 	kvp_http_buf_free(&s->answer);
-	kvp_req_hold(r, s->body_bytes); /* less than before */
 	kvp_count_add(&r->w->count.fallbacks, 1);
 	kvp_relay_start(r, KVP_LEG_DECODE, &r->body);
 }
@@ -55,7 +61,7 @@ static void on_body(void *ctx, struct kvp_leg *leg, const char *data, uint64_t l
 	struct seq *s = r->flow_state;
 	if (s->relays) {
 		kvp_relay_put(r, leg, data, len);
-	} else if (kvp_req_hold(r, s->body_bytes + KVP_HELD_COPIES * (s->answer.len + len))) {
+	} else if (hold(r, len)) {
 		failed(r, &kvp_fail_held);
 	} else if (kvp_http_buf_put(&s->answer, data, len)) {
 		kvp_reply_error(r, &kvp_fail_resources, NULL);
@@ -72,7 +78,6 @@ static void answered(struct kvp_req *r)
 	kvp_http_buf_free(&s->answer);
 	kvp_http_buf_free(&r->body);
 	if (what == KVP_ANSWER_DECODE) {
-		kvp_req_hold(r, body.len); /* less than before */
 		kvp_relay_start(r, KVP_LEG_DECODE, &body);
 		return;
 	}
@@ -112,7 +117,14 @@ static void on_done(void *ctx, struct kvp_leg *leg, enum kvp_leg_end end)
 		failed(r, &fail[end]);
 }
 
-static const struct kvp_leg_ops prefill_ops = {.on_head = on_head, .on_body = on_body, .on_done = on_done};
+/* The request has left. */
+static void on_room(void *ctx, struct kvp_leg *leg)
+{
+	(void)leg;
+	hold(ctx, 0);
+}
+
+static const struct kvp_leg_ops prefill_ops = {on_head, on_body, on_done, on_room};
 
 static void start_prefill(struct kvp_req *r)
 {
@@ -128,12 +140,13 @@ static void start_prefill(struct kvp_req *r)
 		kvp_reply_error(r, &kvp_fail_resources, NULL);
 		return;
 	}
-	s->body_bytes = KVP_HELD_COPIES * r->body.len;
 	kvp_engine_cfg(w, KVP_ENGINE_PREFILL, &r->target, &cfg);
 	cfg.deadline_ns = kvp_loop_now_ns(w->loop) + w->cfg->sidecar_prefill_deadline_ms * UINT64_C(1000000);
 	cfg.body_max_bytes = w->cfg->eff.sidecar_max_prefill_response_bytes;
 	cfg.request = &body;
 	kvp_leg_start(&r->prefill, &w->pool, &cfg, &prefill_ops, r);
+	if (hold(r, 0)) /* on a kept connection it has one copy more */
+		failed(r, &kvp_fail_held);
 }
 
 static void start(struct kvp_req *r)
