@@ -195,15 +195,15 @@ static int is_running(const struct kvp_zmq_sub *s)
 	return s->state == KVP_ZMQ_CATCHING_UP || s->state == KVP_ZMQ_ACTIVE;
 }
 
-/* The library says at once that it will try again, if it will. It doesn't after a frame over the limit, or
- * bytes that are no ZMTP: such a session has ended for good. */
+/* The library says at once that it will try again, if it will. It doesn't after a frame over the limit: such a
+ * session has ended for good. */
 void kvp_zmq_sub_look(struct kvp_zmq_sub *s)
 {
 	kvp_zmq_sub_is_connected(s);
 	if (!is_running(s) || !s->lost_ns || now_ns() - s->lost_ns < KVP_ZMQ_GIVEN_UP_MS * NS_PER_MS)
 		return;
 	if (s->held == HELD_NONE && !s->is_fetching)
-		fail(s, "connection", "closed for good: a frame over the limit, or no ZMTP");
+		fail(s, "connection", "closed for good, as after a frame over the limit");
 }
 
 static int copy_endpoint(char *to, const char *from)
