@@ -195,8 +195,8 @@ static int is_running(const struct kvp_zmq_sub *s)
 	return s->state == KVP_ZMQ_CATCHING_UP || s->state == KVP_ZMQ_ACTIVE;
 }
 
-/* The library says at once that it will try again, if it will. It doesn't after a frame over the limit: such a
- * session has ended for good. */
+/* The library says at once that it will try again, if it will. It doesn't after a frame over the limit: such
+ * a session has ended for good. */
 void kvp_zmq_sub_look(struct kvp_zmq_sub *s)
 {
 	kvp_zmq_sub_is_connected(s);
