@@ -94,6 +94,8 @@ static int head_done(struct kvp_http_in *in)
 	kvp_http_head_find(h, "host", NULL, &cnt);
 	if (cnt > 1)
 		return fail(in, 400, "repeated Host");
+	if (cnt == 0 && h->minor)
+		return fail(in, 400, "missing Host");
 	rc = kvp_http_head_framing(h, &in->framing, &in->length);
 	if (rc == KVP_ERR_INVAL)
 		return fail(in, 501, "transfer coding not supported");

@@ -18,7 +18,8 @@ struct exchange {
 };
 static const struct exchange table[] = {
 	{"GET", "GET /e HTTP/1.1\r\nHost: a\r\n\r\n", OK_HEAD(7) "\r\nGET /e ", KEEP},
-	{"no Host", "GET /e HTTP/1.1\r\n\r\n", OK_HEAD(7) "\r\nGET /e ", KEEP},
+	{"no Host", "GET /e HTTP/1.1\r\n\r\n", ERR("400 Bad Request", 24, "missing Host"), CLOSE},
+	{"empty Host", "GET /e HTTP/1.1\r\nHost:\r\n\r\n", OK_HEAD(7) "\r\nGET /e ", KEEP},
 	{"query", "GET /e?a=%2F&b HTTP/1.1\r\nHost: a\r\n\r\n", OK_HEAD(16) "\r\nGET /e ?a=%2F&b ", KEEP},
 	{"empty query", "DELETE /e? HTTP/1.1\r\nHost: a\r\n\r\n", OK_HEAD(12) "\r\nDELETE /e ? ", KEEP},
 	{"blank lines before", "\r\n\r\nGET /e HTTP/1.1\r\nHost: a\r\n\r\n", OK_HEAD(7) "\r\nGET /e ", KEEP},
@@ -71,46 +72,58 @@ static const struct exchange table[] = {
 		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: "
 		"5\r\n\r\n0\r\n\r\n",
 		MALFORMED, CLOSE},
-	{"two lengths", "POST /e HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", MALFORMED,
-		CLOSE},
-	{"two equal lengths", "POST /e HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+	{"two lengths", "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
 		MALFORMED, CLOSE},
-	{"list of lengths", "POST /e HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\nhello", MALFORMED, CLOSE},
-	{"signed length", "POST /e HTTP/1.1\r\nContent-Length: +5\r\n\r\nhello", MALFORMED, CLOSE},
-	{"hexadecimal length", "POST /e HTTP/1.1\r\nContent-Length: 0x5\r\n\r\nhello", MALFORMED, CLOSE},
-	{"empty length", "POST /e HTTP/1.1\r\nContent-Length:\r\n\r\n", MALFORMED, CLOSE},
-	{"overflowing length", "POST /e HTTP/1.1\r\nContent-Length: 18446744073709551617\r\n\r\n", MALFORMED,
+	{"two equal lengths",
+		"POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+		MALFORMED, CLOSE},
+	{"list of lengths", "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n\r\nhello", MALFORMED,
 		CLOSE},
+	{"signed length", "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello", MALFORMED, CLOSE},
+	{"hexadecimal length", "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 0x5\r\n\r\nhello", MALFORMED,
+		CLOSE},
+	{"empty length", "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length:\r\n\r\n", MALFORMED, CLOSE},
+	{"overflowing length", "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 18446744073709551617\r\n\r\n",
+		MALFORMED, CLOSE},
 	{"two transfer codings",
-		"POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: "
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: "
 		"chunked\r\n\r\n0\r\n\r\n",
 		LENGTHS, CLOSE},
-	{"foreign coding", "POST /e HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+	{"foreign coding", "POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
 		ERR("501 Not Implemented", 41, "transfer coding not supported"), CLOSE},
 	{"coding that only looks like chunked",
-		"POST /e HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
 		ERR("501 Not Implemented", 41, "transfer coding not supported"), CLOSE},
 	{"chunked in HTTP/1.0", "POST /e HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", LENGTHS,
 		CLOSE},
-	{"chunk without size", "POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n\r\n", CHUNK, CLOSE},
-	{"chunk size no number", "POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", CHUNK,
+	{"chunk without size", "POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\r\n", CHUNK,
 		CLOSE},
-	{"signed chunk size", "POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n+1\r\na\r\n0\r\n\r\n",
+	{"chunk size no number", "POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+		CHUNK, CLOSE},
+	{"signed chunk size",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n+1\r\na\r\n0\r\n\r\n",
 		CHUNK, CLOSE},
 	{"chunk size with space",
-		"POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1 \r\na\r\n0\r\n\r\n", CHUNK, CLOSE},
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1 \r\na\r\n0\r\n\r\n",
+		CHUNK, CLOSE},
 	{"long chunk size",
-		"POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n00000000000000001\r\na\r\n0\r\n\r\n",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: "
+		"chunked\r\n\r\n00000000000000001\r\na\r\n0\r\n\r\n",
 		CHUNK, CLOSE},
 	{"chunk longer than said",
-		"POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n", CHUNK, CLOSE},
-	{"chunk line ends in LF", "POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
 		CHUNK, CLOSE},
-	{"chunk data ends in LF", "POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\n0\r\n\r\n",
-		CHUNK, CLOSE},
-	{"chunk CR without LF", "POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\rXa\r\n0\r\n\r\n",
-		CHUNK, CLOSE},
-	{"folded trailer", "POST /e HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n a: b\r\n\r\n", CHUNK,
+	{"chunk line ends in LF",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n", CHUNK,
+		CLOSE},
+	{"chunk data ends in LF",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\n0\r\n\r\n", CHUNK,
+		CLOSE},
+	{"chunk CR without LF",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\rXa\r\n0\r\n\r\n", CHUNK,
+		CLOSE},
+	{"folded trailer",
+		"POST /e HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n a: b\r\n\r\n", CHUNK,
 		CLOSE},
 	{"space before colon", "GET /e HTTP/1.1\r\nHost : a\r\n\r\n", MALFORMED, CLOSE},
 	{"folded field", "GET /e HTTP/1.1\r\nHost: a\r\nX: 1\r\n 2\r\n\r\n", MALFORMED, CLOSE},
@@ -219,14 +232,14 @@ static size_t make_line(char *buf, size_t line)
 	size_t n = (size_t)snprintf(buf, BUF_MAX, "GET /");
 	memset(buf + n, 'x', line - 14);
 	n += line - 14;
-	return n + (size_t)snprintf(buf + n, BUF_MAX - n, " HTTP/1.1\r\n\r\n");
+	return n + (size_t)snprintf(buf + n, BUF_MAX - n, " HTTP/1.1\r\nHost: a\r\n\r\n");
 }
 
 static size_t make_header(char *buf, size_t block)
 {
-	size_t n = (size_t)snprintf(buf, BUF_MAX, "HEAD /h HTTP/1.1\r\nX: ");
-	memset(buf + n, 'y', block - 7);
-	n += block - 7;
+	size_t n = (size_t)snprintf(buf, BUF_MAX, "HEAD /h HTTP/1.1\r\nHost: a\r\nX: ");
+	memset(buf + n, 'y', block - 16);
+	n += block - 16;
 	return n + (size_t)snprintf(buf + n, BUF_MAX - n, "\r\n\r\n");
 }
 
@@ -239,28 +252,30 @@ static void test_limits(void)
 	expect("endless request line", buf, make_line(buf, 60000), LINE414, CLOSE);
 	expect("header block of 65536 bytes", buf, make_header(buf, 65536), OK_HEAD(7), KEEP);
 	expect("header block of 65537 bytes", buf, make_header(buf, 65537), HEAD431, CLOSE);
-	n = (size_t)snprintf(buf, BUF_MAX, "GET /h HTTP/1.1\r\n");
+	n = (size_t)snprintf(buf, BUF_MAX, "GET /h HTTP/1.1\r\nHost: a\r\n");
 	for (int i = 0; i < 1025; i++)
 		n += (size_t)snprintf(buf + n, BUF_MAX - n, "a:\r\n");
 	n += (size_t)snprintf(buf + n, BUF_MAX - n, "\r\n");
 	expect("1025 header fields", buf, n,
 		ERR("431 Request Header Fields Too Large", 34, "too many header fields"), CLOSE);
-	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nContent-Length: %d\r\n\r\n", BODY);
+	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", BODY);
 	memset(buf + n, 'z', BODY);
 	expect("body of 8 MiB", buf, n + BODY, OK_HEAD(8388616), KEEP);
-	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nContent-Length: %d\r\n\r\n", BODY + 1);
+	n = (size_t)snprintf(
+		buf, BUF_MAX, "POST /b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", BODY + 1);
 	expect("body of 8 MiB and a byte, before it comes", buf, n, BODY413, CLOSE);
 	n = (size_t)snprintf(buf, BUF_MAX,
-		"POST /b HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", BODY + 1);
+		"POST /b HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n",
+		BODY + 1);
 	expect("the same with Expect: no 100", buf, n, BODY413, CLOSE);
-	n = (size_t)snprintf(
-		buf, BUF_MAX, "POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n", BODY + 1);
+	n = (size_t)snprintf(buf, BUF_MAX,
+		"POST /b HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n", BODY + 1);
 	expect("a chunk that would be too large", buf, n, BODY413, CLOSE);
-	n = (size_t)snprintf(
-		buf, BUF_MAX, "POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n");
+	n = (size_t)snprintf(buf, BUF_MAX,
+		"POST /b HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n");
 	expect("a chunk size over 64 bits", buf, n, CHUNK, CLOSE);
 	/* the client goes on uploading 8 MiB after the refusal and still reads the answer */
-	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n");
+	n = (size_t)snprintf(buf, BUF_MAX, "POST /b HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n");
 	memset(buf + n, 'z', BODY);
 	expect("refused upload that goes on", buf, n + BODY, BODY413, CLOSE);
 	free(buf);
@@ -269,8 +284,8 @@ static void test_limits(void)
 static void test_nul(void)
 {
 	static const char head[] = "GET /e HTTP/1.1\r\nHost: a\0b\r\n\r\n",
-			  line[] = "GET /\0e HTTP/1.1\r\n\r\n";
-	static const char body[] = "POST /e HTTP/1.1\r\nContent-Length: 3\r\n\r\na\0b";
+			  line[] = "GET /\0e HTTP/1.1\r\nHost: a\r\n\r\n";
+	static const char body[] = "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\na\0b";
 	expect("NUL in a field", (char *)(uintptr_t)head, sizeof(head) - 1, MALFORMED, CLOSE);
 	expect("NUL in the request line", (char *)(uintptr_t)line, sizeof(line) - 1, MALFORMED, CLOSE);
 	expect("NUL in a body is nobody's business", (char *)(uintptr_t)body, sizeof(body) - 1, OK_HEAD(11),
@@ -279,7 +294,8 @@ static void test_nul(void)
 
 static void test_expect_continue(void)
 {
-	static const char head[] = "POST /e HTTP/1.1\r\nExpect: 100-Continue\r\nContent-Length: 2\r\n\r\n";
+	static const char head[] =
+		"POST /e HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 2\r\n\r\n";
 	static const char go[] = "HTTP/1.1 100 Continue\r\n\r\n";
 	struct in in = {0};
 	int fd = dial(kvp_http_server_port(srv));
@@ -295,9 +311,9 @@ static void test_expect_continue(void)
 
 static void test_pipelined_async(void)
 {
-	static const char reqs[] =
-		"GET /hold HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\nGET /hold HTTP/1.1\r\n\r\n"
-		"GET /4 HTTP/1.1\r\n\r\n";
+	static const char reqs[] = "GET /hold HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: "
+				   "a\r\n\r\nGET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
+				   "GET /4 HTTP/1.1\r\nHost: a\r\n\r\n";
 	struct in in = {0};
 	int fd = dial(kvp_http_server_port(srv));
 	held_cnt = 0;
@@ -328,7 +344,7 @@ static void test_overrun(void)
 	uint64_t before = kvp_http_server_stat(srv)->overrun;
 	int fd = dial(kvp_http_server_port(srv));
 	held_cnt = 0;
-	put(fd, "GET /hold HTTP/1.1\r\n\r\n", 22);
+	put(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n", 31);
 	UNTIL(held_cnt == 1);
 	ok(put(fd, junk, 9 << 20) == 0, "%s: 9 MiB behind a running request are taken", be_name);
 	UNTIL(kvp_http_server_stat(srv)->overrun == before + 1);
@@ -349,8 +365,8 @@ static void test_pipelined_many(void)
 	enum { REQS = 1500, EACH = 8000 };
 	char head[100], *all = malloc(REQS * (EACH + 100)), *at = all;
 	for (int i = 0; i < REQS; i++) {
-		int n = snprintf(
-			head, sizeof(head), "POST /%04d HTTP/1.1\r\nContent-Length: %d\r\n\r\n", i, EACH);
+		int n = snprintf(head, sizeof(head),
+			"POST /%04d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", i, EACH);
 		memcpy(at, head, (size_t)n);
 		memset(at + n, 'p', EACH);
 		at += n + EACH;
@@ -395,7 +411,7 @@ static void test_pipelined_many(void)
 enum gone { GONE_CLOSE, GONE_RESET, GONE_CLOSE_PIPELINED, GONE_RESET_PIPELINED };
 static void test_abort(enum gone how, const char *name)
 {
-	static const char req[] = "GET /hold HTTP/1.1\r\n\r\n";
+	static const char req[] = "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n";
 	int fd = dial(kvp_http_server_port(srv));
 	struct linger lg = {1, 0};
 	held_cnt = aborts = 0;
@@ -426,7 +442,7 @@ static void test_abort(enum gone how, const char *name)
 
 static void test_half_close(void)
 {
-	static const char req[] = "GET /hold HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n";
+	static const char req[] = "GET /hold HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n";
 	static const char want[] = OK_HEAD(4) "\r\nlate" OK_HEAD(7) "\r\nGET /2 ";
 	struct in in = {0};
 	int fd = dial(kvp_http_server_port(srv));
@@ -474,7 +490,8 @@ static int64_t unchunk(const char *p, size_t len)
 
 static void test_stream(void)
 {
-	static const char req[] = "GET /stream HTTP/1.1\r\n\r\n", old[] = "GET /stream HTTP/1.0\r\n\r\n";
+	static const char req[] = "GET /stream HTTP/1.1\r\nHost: a\r\n\r\n",
+			  old[] = "GET /stream HTTP/1.0\r\n\r\n";
 	enum { BYTES = 12 << 20 };
 	struct in in = {0};
 	int fd = dial(kvp_http_server_port(srv));
@@ -490,7 +507,7 @@ static void test_stream(void)
 	ok(drain_cnt > 2, "%s: asked to go on %u times", be_name, drain_cnt);
 	in_free(&in);
 	/* the connection is still good */
-	put(fd, "GET /e HTTP/1.1\r\n\r\n", 19);
+	put(fd, "GET /e HTTP/1.1\r\nHost: a\r\n\r\n", 28);
 	UNTIL((in_more(fd, &in), strip_dates(&in), in.len >= 70));
 	is_str(in.p, OK_HEAD(7) "\r\nGET /e ", "%s: and the next request is answered", be_name);
 	in_free(&in);
@@ -506,7 +523,7 @@ static void test_stream(void)
 	in_free(&in);
 	close(fd);
 	fd = dial(kvp_http_server_port(srv));
-	put(fd, "GET /abort HTTP/1.1\r\n\r\n", 23);
+	put(fd, "GET /abort HTTP/1.1\r\nHost: a\r\n\r\n", 32);
 	UNTIL((in_more(fd, &in), in.eof));
 	ok(in.len == 0, "%s: an aborted reply is a closed connection", be_name);
 	in_free(&in);
@@ -560,7 +577,7 @@ static void test_time(void)
 	in_free(&in);
 	close(fd);
 	fd = dial(kvp_http_server_port(srv));
-	put(fd, "POST /e HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc", 42);
+	put(fd, "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", 51);
 	UNTIL((in_more(fd, &in), in.eof));
 	ok(in.len && memcmp(in.p, "HTTP/1.1 408 ", 13) == 0, "%s: so is a body that does not come", be_name);
 	in_free(&in);
@@ -573,7 +590,7 @@ static void test_time(void)
 	in_free(&in);
 	close(fd);
 	fd = dial(kvp_http_server_port(srv));
-	put(fd, "GET /hold HTTP/1.1\r\n\r\n", 22);
+	put(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n", 31);
 	held_cnt = aborts = 0;
 	t = kvp_loop_now_ns(loop);
 	UNTIL(kvp_loop_now_ns(loop) > t + 400000000);
@@ -585,7 +602,7 @@ static void test_time(void)
 	close(fd);
 	fd = dial(kvp_http_server_port(srv));
 	stream_left = UINT64_C(1) << 40;
-	put(fd, "GET /stream HTTP/1.1\r\n\r\n", 24);
+	put(fd, "GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", 33);
 	UNTIL(st->stalled);
 	ok(st->stalled == 1 && aborts == 1, "%s: a client that reads nothing is thrown out, the handler told",
 		be_name);
@@ -609,7 +626,7 @@ static void test_many(void)
 	UNTIL(kvp_http_server_stat(srv)->open == N);
 	is_u64(kvp_http_server_stat(srv)->open, N, "%s: %d connections", be_name, N);
 	for (int i = 0; i < N; i++)
-		put(fd[i], "GET /e HTTP/1.1\r\n\r\n", 19);
+		put(fd[i], "GET /e HTTP/1.1\r\nHost: a\r\n\r\n", 28);
 	for (int i = 0; i < N; i++) {
 		struct in in = {0};
 		UNTIL((in_more(fd[i], &in), in.len > 60));
@@ -774,13 +791,13 @@ static void test_drain(void)
 	int idle = dial(kvp_http_server_port(srv)), busy = dial(kvp_http_server_port(srv)),
 	    part = dial(kvp_http_server_port(srv));
 	held_cnt = aborts = 0;
-	put(idle, "GET /e HTTP/1.1\r\n\r\n", 19);
+	put(idle, "GET /e HTTP/1.1\r\nHost: a\r\n\r\n", 28);
 	UNTIL((in_more(idle, &idle_in), idle_in.len > 60));
-	put(busy, "GET /hold HTTP/1.1\r\n\r\n", 22);
-	put(part, "POST /e HTTP/1.1\r\nContent-Length: 4\r\n\r\nab", 41);
+	put(busy, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n", 31);
+	put(part, "POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", 50);
 	UNTIL(held_cnt == 1 && kvp_http_server_stat(srv)->rx_bytes == 19 + 22 + 41);
 	int late_fd = dial(kvp_http_server_port(srv)); /* waits in the backlog */
-	put(late_fd, "GET /late HTTP/1.1\r\n\r\n", 22);
+	put(late_fd, "GET /late HTTP/1.1\r\nHost: a\r\n\r\n", 31);
 	drained = 0;
 	kvp_http_server_drain(srv, on_drained, NULL);
 	UNTIL((in_more(idle, &idle_in), idle_in.eof));
@@ -852,7 +869,7 @@ static void run(enum kvp_loop_backend be, const char *name)
 	/* closing tells the handlers of running requests */
 	int fd = dial(kvp_http_server_port(srv));
 	held_cnt = aborts = 0;
-	put(fd, "GET /hold HTTP/1.1\r\n\r\n", 22);
+	put(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n", 31);
 	UNTIL(held_cnt == 1);
 	kvp_http_server_close(srv);
 	is_u64(aborts, 1, "%s: closing the server aborts running requests", name);

@@ -48,7 +48,7 @@ static void close_tagged(void)
 	kvp_http_server_close(srv);
 }
 
-static const char req[] = "GET /t HTTP/1.1\r\n\r\n";
+static const char req[] = "GET /t HTTP/1.1\r\nHost: a\r\n\r\n";
 #define REQ_LEN (sizeof(req) - 1)
 
 static void reset(int fd)
@@ -105,7 +105,7 @@ static void test_gone_at_once(void)
 	UNTIL(missing_cnt);
 	is_u64(missing_cnt, 1, "%s: closed before the answer: reported", be_name);
 	fd = dial(kvp_http_server_port(srv));
-	put(fd, "GET /t HTTP/1.1\r\n\r\nGET /t HTTP/1.1\r\n\r\nGET /t HTT", 48);
+	put(fd, "GET /t HTTP/1.1\r\nHost: a\r\n\r\nGET /t HTTP/1.1\r\nHost: a\r\n\r\nGET /t HTT", 66);
 	close(fd);
 	UNTIL(missing_cnt == 3);
 	is_u64(missing_cnt, 3, "%s: both pipelined answers, not the half request", be_name);
@@ -166,7 +166,7 @@ static void test_held(void)
 	struct in in = {0};
 	open_tagged();
 	int fd = dial(kvp_http_server_port(srv));
-	put(fd, "GET /t HTTP/1.1\r\n\r\nGET /hold HTTP/1.1\r\n\r\n", 41);
+	put(fd, "GET /t HTTP/1.1\r\nHost: a\r\n\r\nGET /hold HTTP/1.1\r\nHost: a\r\n\r\n", 59);
 	answers(fd, &in, 1);
 	is_u64(held_cnt, 1, "%s: one answered, one held", be_name);
 	in_free(&in);
