@@ -17,17 +17,20 @@ int kvp_queue_drain_begin(struct kvp_queue *q, uint32_t part, uint32_t *seen)
 	 * kvp_queue_drain_end */
 	uint64_t w = kvp_faa_ar_u64(&p->drain, DRAIN_KICK) + DRAIN_KICK;
 	KVP_POINT("queue:kick");
+	uint32_t lost = 0;
 	for (;;) {
 		uint32_t owner = DRAIN_OWNER(w);
-		if (owner && !holder_lost(q, p, owner))
+		if (owner && owner != lost && !holder_lost(q, p, owner))
 			return KVP_ERR_EXISTS;
+		lost = owner;
+		/* The time first: with that of the one before, who comes next would take the word again. */
+		kvp_st_rlx_u64(&p->drain_ns, kvp_clock_mono_ns());
 		if (kvp_cas_ar_u64(&p->drain, w, (w & ~0xffffffffull) | q->owner)) {
 			q_ctr(q, KVP_CTR_QUEUE_TAKEOVER, owner != 0 && owner != q->owner);
 			break;
 		}
 		w = kvp_ld_acq_u64(&p->drain);
 	}
-	kvp_st_rlx_u64(&p->drain_ns, kvp_clock_mono_ns());
 	*seen = DRAIN_KICKS(w);
 	KVP_POINT("queue:drain");
 	return KVP_OK;

@@ -1,5 +1,6 @@
 /* The queue object in one process: life cycle, what each step refuses, capacity, the drain word, and a random
  * walk of three owners against a plain model. */
+#include "shm/queue_priv.h"
 #include "tests/queue_fixture.h"
 
 static struct queue_fixture f;
@@ -135,6 +136,19 @@ static void drain_word(void)
 		"taken from the dead");
 	ok(kvp_queue_drain_end(&p[2].q, 2, &b) == KVP_OK && kvp_queue_stalled(&p[3].q, 2) == 0,
 		"a late former holder takes nothing away");
+	struct kvp_queue_part_shm *part = &p[1].q.part[2];
+	uint64_t now_ns = kvp_clock_mono_ns();
+	kvp_st_rlx_u64(&part->drain_ns, now_ns - KVP_QUEUE_STALL_NS / 2);
+	ok(kvp_queue_stalled(&p[3].q, 2) == 0 && kvp_queue_drain_begin(&p[3].q, 2, &b) == KVP_ERR_EXISTS,
+		"a holder has time");
+	kvp_st_rlx_u64(&part->drain_ns, now_ns - KVP_QUEUE_STALL_NS - 1);
+	ok(kvp_queue_stalled(&p[3].q, 2) == 1 && kvp_queue_drain_begin(&p[3].q, 2, &b) == KVP_OK,
+		"one that stands still loses the word");
+	ok(kvp_ld_rlx_u64(&part->drain_ns) >= now_ns &&
+			kvp_queue_drain_begin(&p[1].q, 2, &a) == KVP_ERR_EXISTS,
+		"its successor's time counts from then");
+	kvp_queue_drain_leave(&p[3].q, 2);
+	ok(kvp_queue_asked(&p[3].q) && kvp_queue_drain_begin(&p[1].q, 2, &a) == KVP_OK, "and is free again");
 	kvp_queue_drain_leave(&p[1].q, 2);
 	ok(kvp_queue_asked(&p[1].q) && !kvp_queue_asked(&p[1].q), "who leaves asks itself to look later");
 	struct kvp_drr d = {.cursor = 3, .carry = 2, .deficit = {5, [63] = 9}}, g;

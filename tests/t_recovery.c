@@ -102,6 +102,9 @@ static void on_request(void *ctx, struct kvp_http_req *r)
 	else if (!memcmp(r->path, "/role", 5))
 		reply(r, 200, prefill ? "x-kvpick-dump-role: prefill\r\n" : "x-kvpick-dump-role: decode\r\n",
 			store);
+	else if (!memcmp(r->path, "/other", 6))
+		reply(r, 200, prefill ? "x-kvpick-dump-role: decode\r\n" : "x-kvpick-dump-role: prefill\r\n",
+			store);
 	else if (!memcmp(r->path, "/big", 4))
 		reply_big(r);
 	else if (!memcmp(r->path, "/many", 5))
@@ -323,8 +326,12 @@ static void roles(void)
 	UNTIL(w.asked_cnt == 1 && rec->drive.state == KVP_DRIVE_BACK_OFF);
 	ok(!w.recs && strstr(w.asked[0], "max_bytes=67108864&role=prefill"),
 		"a peer that does not name the role is not believed");
-	list(at("role"));
+	list(at("other"));
 	unlist(at("good"));
+	UNTIL(w.asked_cnt == 2 && rec->drive.state == KVP_DRIVE_BACK_OFF);
+	ok(!w.recs && !memcmp(w.asked[1], "/other", 6), "nor is one that names another");
+	list(at("role"));
+	unlist(at("other"));
 	UNTIL(w.done);
 	ok(w.end_state == KVP_RECOV_RECOVERED && w.role_recs[KVP_PART_PREFILL] == 1 &&
 			w.role_recs[KVP_PART_DECODE] == 1 && !w.role_recs[KVP_PART_AGGREGATED] && !w.bad,

@@ -101,6 +101,9 @@ static void test_refusals(void)
 	refused("{\"routing_constraints\":null}", 422, "routing_constraints");
 	refused("{\"pinned_worker\":{\"worker_id\":1}}", 422, "pinned_worker");
 	refused("{\"strict_priority\":4294967296}", 422, "strict_priority");
+	refused("{\"priority_jump\":-1e308}", 422, "priority_jump: number out of range");
+	refused("{\"router_config_override\":{\"router_temperature\":1e999}}", 422,
+		"router_temperature: number out of range");
 	refused("{\"router_config_override\":{\"router_temperature\":-0.5}}", 422,
 		"router_temperature must be greater than or equal to 0");
 	refused("{\"router_config_override\":{\"shared_cache_multiplier\":1.5}}", 422,

@@ -1,7 +1,7 @@
 /* The floor under the loads of a newcomer: as told, falling in a straight line, giving way to live
  * bookings. */
 #include "daemons/common/select_priv.h"
-#include "daemons/peer/warm.h"
+#include "daemons/peer/warm.c"
 #include "shm/sweep.h"
 #include "tests/tap.h"
 
@@ -70,6 +70,19 @@ static int take(const char *json, uint64_t now)
 #define ROW(worker, tok, blk)                                                                                \
 	"{\"worker_id\":" worker ",\"dp_rank\":0,\"potential_prefill_tokens\":" tok                          \
 	",\"potential_decode_blocks\":" blk ",\"active_requests\":3}"
+
+static void shares(void)
+{
+	const uint64_t n[] = {0, 1, 11, 12, 13, 1000003, 1ull << 60, UINT64_MAX / 12 + 1, UINT64_MAX};
+	for (size_t k = 0; k < sizeof(n) / sizeof(n[0]); k++) {
+		uint64_t sum = 0, bad = 0;
+		for (uint32_t i = 0; i < KVP_WARM_SLICES; i++) {
+			sum += share(n[k], i);
+			bad += share(n[k], i) > n[k] / KVP_WARM_SLICES + 1;
+		}
+		ok(sum == n[k] && !bad, "shares of %" PRIu64 " are even and all of it", n[k]);
+	}
+}
 
 static void falls(void)
 {
@@ -158,6 +171,7 @@ static void refused(void)
 
 int main(void)
 {
+	shares();
 	falls();
 	gives_way();
 	later();

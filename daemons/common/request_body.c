@@ -106,9 +106,10 @@ static int opt_num(struct kvp_parse *p, struct kvp_json_val obj, const char *nam
 	struct kvp_json_val v;
 	if (!present(obj, name, &v))
 		return 0;
-	if (kvp_json_double(v, out))
-		return wrong(p, name, "a number", v);
-	return 0;
+	int rc = kvp_json_double(v, out);
+	if (rc == KVP_ERR_LIMIT)
+		return fail(p, 422, "%s: number out of range", name);
+	return rc ? wrong(p, name, "a number", v) : 0;
 }
 
 static int opt_bool(struct kvp_parse *p, struct kvp_json_val obj, const char *name, enum kvp_tristate *out)

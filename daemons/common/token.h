@@ -5,7 +5,7 @@
  * Truth      the file; it is looked at once a heartbeat and read again when it changed. While it cannot be
  *            read the last good token stays in force.
  * Crash      process-local.
- * Proved by  tests/s_token.t
+ * Proved by  tests/t_token.c, tests/s_token.t
  */
 #ifndef KVP_COMMON_TOKEN_H
 #define KVP_COMMON_TOKEN_H

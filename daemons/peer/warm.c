@@ -47,10 +47,11 @@ struct kvp_warm *kvp_warm_open(struct kvp_mirror *m)
 
 /* ---- slices ---- */
 
-/* Share i of n in KVP_WARM_SLICES parts: they sum up to n. */
+/* Share i of n in KVP_WARM_SLICES parts: they sum up to n, which may be any number. */
 static uint64_t share(uint64_t n, uint32_t i)
 {
-	return n * (i + 1) / KVP_WARM_SLICES - n * i / KVP_WARM_SLICES;
+	uint64_t rest = n % KVP_WARM_SLICES;
+	return n / KVP_WARM_SLICES + rest * (i + 1) / KVP_WARM_SLICES - rest * i / KVP_WARM_SLICES;
 }
 
 static enum kvp_mirror_result tell(
@@ -105,10 +106,17 @@ static void others(const struct kvp_warm *w, const struct row *r, uint64_t *tok,
 		    &g->cat, KVP_PART_AGGREGATED, r->model, r->model_len, r->group, r->group_len, &part) ||
 		kvp_cat_view_begin(&g->cat, part, &v))
 		return;
-	for (uint32_t i = 0; i < v.cnt; i++)
-		if (kvp_ld_rlx_u64(&v.rank[i].worker_id) == r->worker_id &&
-			kvp_ld_rlx_u32(&v.rank[i].dp_rank) == r->dp_rank)
-			kvp_load_read(&g->book, kvp_ld_rlx_u32(&v.rank[i].rank_slot), &l);
+	int rc = KVP_ERR_AGAIN;
+	for (int t = 0; rc && t < KVP_CAT_RETRY_MAX; t++) {
+		l = (struct kvp_load){0};
+		for (uint32_t i = 0; i < v.cnt; i++)
+			if (kvp_ld_rlx_u64(&v.rank[i].worker_id) == r->worker_id &&
+				kvp_ld_rlx_u32(&v.rank[i].dp_rank) == r->dp_rank)
+				kvp_load_read(&g->book, kvp_ld_rlx_u32(&v.rank[i].rank_slot), &l);
+		rc = kvp_cat_view_valid(&g->cat, &v);
+		if (rc && kvp_cat_view_begin(&g->cat, part, &v))
+			return;
+	}
 	for (uint32_t i = 0; i < KVP_WARM_SLICES; i++)
 		if (r->made >> i & 1) {
 			mine_tok += share(r->tok, i);

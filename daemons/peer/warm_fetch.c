@@ -2,6 +2,7 @@
 #include "daemons/peer/warm_fetch.h"
 
 #include <kvpick/err.h>
+#include <kvpick/point.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,22 +135,47 @@ void kvp_warm_fetch_close(struct kvp_warm_fetch *f)
 
 /* ---- what others are told ---- */
 
-static void rows(const struct kvp_region *r, uint32_t part, struct kvp_jw *w)
+struct told { /* the last row; rows are in this order */
+	uint64_t worker_id;
+	uint32_t dp_rank;
+	int any;
+};
+
+/* rows_of tells the rows of a view behind the last one told. KVP_ERR_AGAIN: the view has changed; what was
+ * told is of it. */
+static int rows_of(
+	const struct kvp_region *r, const struct kvp_cat_view *v, struct told *last, struct kvp_jw *w)
 {
-	struct kvp_cat_view v;
-	if (kvp_cat_view_begin(&r->cat, part, &v))
-		return;
-	for (uint32_t i = 0; i < v.cnt; i++) {
+	for (uint32_t i = 0; i < v->cnt; i++) {
 		struct kvp_load l;
-		kvp_load_read(&r->book, kvp_ld_rlx_u32(&v.rank[i].rank_slot), &l);
+		struct told row = {
+			kvp_ld_rlx_u64(&v->rank[i].worker_id), kvp_ld_rlx_u32(&v->rank[i].dp_rank), 1};
+		if (last->any && (row.worker_id < last->worker_id ||
+					 (row.worker_id == last->worker_id && row.dp_rank <= last->dp_rank)))
+			continue;
+		kvp_load_read(&r->book, kvp_ld_rlx_u32(&v->rank[i].rank_slot), &l);
+		KVP_POINT("loads:row");
+		if (kvp_cat_view_valid(&r->cat, v))
+			return KVP_ERR_AGAIN;
 		kvp_jw_obj(w);
-		kvp_jw_ku64(w, "worker_id", kvp_ld_rlx_u64(&v.rank[i].worker_id));
-		kvp_jw_ku64(w, "dp_rank", kvp_ld_rlx_u32(&v.rank[i].dp_rank));
+		kvp_jw_ku64(w, "worker_id", row.worker_id);
+		kvp_jw_ku64(w, "dp_rank", row.dp_rank);
 		kvp_jw_ku64(w, "potential_prefill_tokens", l.prefill_tok);
 		kvp_jw_ku64(w, "potential_decode_blocks", kvp_load_blocks(&l));
 		kvp_jw_ku64(w, "active_requests", l.requests);
 		kvp_jw_end(w);
+		*last = row;
 	}
+	return KVP_OK;
+}
+
+static void rows(const struct kvp_region *r, uint32_t part, struct kvp_jw *w)
+{
+	struct kvp_cat_view v;
+	struct told last = {0, 0, 0};
+	for (int i = 0; i < KVP_CAT_RETRY_MAX; i++)
+		if (kvp_cat_view_begin(&r->cat, part, &v) || rows_of(r, &v, &last, w) == KVP_OK)
+			return;
 }
 
 void kvp_loads_write(const struct kvp_region *r, struct kvp_jw *w)
