@@ -569,7 +569,8 @@ def replicas():
 
     def members():
         return sorted(int(p.rsplit(":", 1)[0].rsplit(".", 1)[1]) for p in node.call("GET", "/replica_sync/peers")[1]
-                      if p.endswith(f":{sync}"))
+                      if p.endswith(f":{sync}") and p != named)
+    named = f"tcp://localhost:{sync}"
     with node:
         tap.ok(wait_for(lambda: members() == [2, 3, 4]),
                "8.1: members whatever their conditions; not ourselves, not the other family, each once", members())
@@ -586,9 +587,11 @@ def replicas():
         tap.ok(wait_for(lambda: members() == [6]), "8.1: missed changes are noticed in the list", members())
         pid, = node.children()["kvpick-discovery"]
         os.kill(pid, signal.SIGSTOP)
+        node.call("POST", "/replica_sync/register_peer", {"endpoint": named})
         stub.put("endpointslices", endpoint_slice("s6", "epp", [("127.0.0.8", up)]))
         os.kill(pid, signal.SIGKILL)
         tap.ok(wait_for(lambda: members() == [8], 20), "killed: the next process drops its predecessor's members", members())
+        tap.ok(named in node.call("GET", "/replica_sync/peers")[1], "and no name, which slices do not give")
         stub.delete("services", "epp")
         stub.put("endpointslices", endpoint_slice("s6", "epp", []))
         tap.ok(wait_for(lambda: members() == []), "a Service that goes later does not end the node", members())

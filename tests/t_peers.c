@@ -8,6 +8,7 @@
 #include "tests/procs.h"
 #include "tests/tap.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #define ME 5u
@@ -173,6 +174,36 @@ static void swept(const char *here)
 		kvp_peers_sweep_owner(&p, ME);
 }
 
+/* Two processes list one endpoint at the same time: each has listed it before either looks. */
+static pthread_barrier_t both;
+static void meet(const char *at)
+{
+	if (strcmp(at, "peers:claimed") == 0 || strcmp(at, "peers:listed") == 0)
+		pthread_barrier_wait(&both);
+}
+static void *add_one(void *arg)
+{
+	return (void *)(intptr_t)add(*(kvp_owner *)arg, "tcp://same:1");
+}
+static void two_at_once(void)
+{
+	kvp_owner owner[2] = {ME, ME + 1};
+	pthread_t t[2];
+	void *rc[2];
+	pthread_barrier_init(&both, NULL, 2);
+	kvp_point_hook = meet;
+	for (int i = 0; i < 2; i++)
+		pthread_create(&t[i], NULL, add_one, &owner[i]);
+	for (int i = 0; i < 2; i++)
+		pthread_join(t[i], &rc[i]);
+	kvp_point_hook = NULL;
+	pthread_barrier_destroy(&both);
+	is_str(list(), "tcp://same:1 ", "two who list one endpoint at once: it is listed");
+	is_u64(rows(), 1, "once");
+	ok((rc[0] == (void *)KVP_OK) + (rc[1] == (void *)KVP_OK) >= 1, "at least one is told so");
+	clear();
+}
+
 int main(void)
 {
 	uint64_t bytes = kvp_peers_footprint(&geom);
@@ -187,6 +218,7 @@ int main(void)
 	is_str(list(), "", "nothing listed at first");
 	a_set();
 	many();
+	two_at_once();
 	killed_at("peers:claimed");
 	ok(rows() == 0 && kvp_peers_sweep_owner(&p, VICTIM) == 1 && kvp_peers_sweep_owner(&p, VICTIM) == 0,
 		"the claimed row is swept once");

@@ -4,6 +4,7 @@
 #include "daemons/discovery/cluster_priv.h"
 
 #include "daemons/common/log.h"
+#include <arpa/inet.h>
 #include <kvpick/clock.h>
 
 #include <stdio.h>
@@ -138,6 +139,20 @@ static uint32_t make_equal(
 	return changes;
 }
 
+/* Slices give addresses, never names: a row with a name is somebody else's. */
+static int is_address(const char *text, size_t len)
+{
+	char host[INET6_ADDRSTRLEN];
+	unsigned char a[16];
+	int bracket = len > 2 && text[0] == '[' && text[len - 1] == ']';
+	len -= 2 * (size_t)bracket;
+	if (len >= sizeof(host))
+		return 0;
+	memcpy(host, text + bracket, len);
+	host[len] = 0;
+	return inet_pton(bracket ? AF_INET6 : AF_INET, host, a) == 1;
+}
+
 /* What a process before this one had put into a table: rows of the form that the slices give. */
 static void adopt(struct kvp_peers *table, const char *scheme, uint32_t port, struct texts *had)
 {
@@ -146,9 +161,10 @@ static void adopt(struct kvp_peers *table, const char *scheme, uint32_t port, st
 	snprintf(end, sizeof(end), ":%u", port);
 	if (kvp_peers_list(table, list_row, &all) == KVP_OK)
 		for (uint32_t i = 0; i < all.cnt; i++) {
-			size_t n = strlen(all.item[i]), e = strlen(end);
-			if (strncmp(all.item[i], scheme, strlen(scheme)) == 0 && n > e &&
-				strcmp(all.item[i] + n - e, end) == 0)
+			size_t n = strlen(all.item[i]), e = strlen(end), s = strlen(scheme);
+			if (strncmp(all.item[i], scheme, s) == 0 && n > e + s &&
+				strcmp(all.item[i] + n - e, end) == 0 &&
+				is_address(all.item[i] + s, n - e - s))
 				texts_add(had, all.item[i], n);
 		}
 	texts_free(&all);
