@@ -73,7 +73,7 @@ int kvp_httpd_retry(struct kvp_httpd *h)
 		cnt++;
 	/* Those that have to wait on go to the end of the list, behind the cnt that are looked at. */
 	for (struct kvp_httpd_parked **at = &h->parked; cnt && *at && ran < RUN_MAX; cnt--) {
-		if (now_ns - (*at)->since_ns <= KVP_AFFINITY_WAIT_NS &&
+		if (!h->draining && now_ns - (*at)->since_ns <= KVP_AFFINITY_WAIT_NS &&
 			kvp_select_is_met(h->selection, (*at)->key)) {
 			at = &(*at)->next;
 			continue;
