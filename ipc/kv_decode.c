@@ -247,6 +247,11 @@ static int read_tokens(struct kvp_kv_dec *d, struct kvp_mp *c, struct kvp_kv_eve
 	return KVP_OK;
 }
 
+static int pass(struct kvp_mp *c)
+{
+	return kvp_mp_skip_depth(c, KVP_KV_DEPTH_MAX - EVENT_DEPTH - 1);
+}
+
 /* Remember where member k is and pass it. The two long lists are read at once instead of being passed;
  * whether a bad one matters is known only with the type. The only errors: truncated, too deep, no memory. */
 static int note(struct kvp_kv_dec *d, struct kvp_mp *c, enum key k, struct fields *f, struct kvp_kv_event *ev)
@@ -262,12 +267,7 @@ static int note(struct kvp_kv_dec *d, struct kvp_mp *c, enum key k, struct field
 			return KVP_OK;
 		*c = start;
 	}
-	return kvp_mp_skip_depth(c, KVP_KV_DEPTH_MAX - EVENT_DEPTH - 1);
-}
-
-static int pass(struct kvp_mp *c)
-{
-	return kvp_mp_skip_depth(c, KVP_KV_DEPTH_MAX - EVENT_DEPTH - 1);
+	return pass(c);
 }
 
 /* str or nil; nil and absent leave *out absent. */
