@@ -239,6 +239,32 @@ def pipelined():
     x.end("pipelined")
 
 
+def lingering():
+    """What a connection that ends has no more does not count, however long its client takes to close."""
+    open_yet = lambda: held(x) == 0 and x.s.metric("connections") == 1
+    x = Pair(
+        trt_context("stop", change=lambda reply: reply["choices"][0]["message"].update(content="z" * 8_000_000)),
+        gated(fixed(200, b"d")),
+        "trtllm",
+    )
+    x.d.go = threading.Event()
+    with Client(x.port, rcvbuf=4096) as c:
+        c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority, "connection": "close"})
+        tap.ok(wait_for(lambda: held(x) > 3_000_000), "a long answer waits for its client", held(x))
+        tap.same(len(c.read().json()["choices"][0]["message"]["content"]), 8_000_000, "who gets it, and stays")
+        tap.ok(wait_for(open_yet, 4), "it counts no more", held(x))
+    tap.ok(wait_for(lambda: x.s.metric("connections") == 0), "gone")
+    with Client(x.port) as c:
+        c.send("GET", "/v1/models", headers={"connection": "close"})
+        tap.ok(wait_for(lambda: x.d.requests), "the last request of a connection runs")
+        c.sock.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Fill: " + b"f" * 60_000 + b"\r\n\r\n")
+        tap.ok(wait_for(lambda: held(x) > 60_000), "bytes behind it count", held(x))
+        x.d.go.set()
+        tap.same(c.read().body, b"d", "it is answered")
+        tap.ok(wait_for(open_yet, 4), "they count no more", held(x))
+    x.end("lingering")
+
+
 def weights():
     """What the longest legal requests cost: no tree is made of a body, whatever it holds."""
     if not WEIGHED:
@@ -530,6 +556,7 @@ ALL = [
     answers,
     unread,
     pipelined,
+    lingering,
     weights,
     gates,
     startup,

@@ -423,13 +423,13 @@ static void on_sent(void *ctx, struct kvp_sock *s, char *buf, int err)
 		conn_gone(c);
 		return;
 	}
+	if (before > KVP_HELD_OUT_BYTES)
+		hold_again(c);
 	if (c->state == KVP_CONN_FLUSH && !left) {
 		flushed(c);
 		return;
 	}
 	kvp_conn_timer(c);
-	if (before > KVP_HELD_OUT_BYTES)
-		hold_again(c);
 	if (before > KVP_OUT_LOW_BYTES && left <= KVP_OUT_LOW_BYTES) {
 		if (c->req.running && c->req.flow->drained)
 			c->req.flow->drained(&c->req);
@@ -532,7 +532,6 @@ void kvp_req_end(struct kvp_req *r, enum kvp_result result)
 	}
 	kvp_count_add(&w->count.request[r->path][r->adapter != NULL][result], 1);
 	kvp_http_buf_free(&r->body);
-	hold(c, 0, c->pend.len, KVP_HELD_TAKE);
 	/* An upload that was not read to its end is thrown away with the connection. */
 	if (c->state == KVP_CONN_WAIT && c->keep && kvp_conn_expects(c) && !c->cut && !w->draining) {
 		c->state = KVP_CONN_READ;
@@ -541,6 +540,7 @@ void kvp_req_end(struct kvp_req *r, enum kvp_result result)
 		c->state = KVP_CONN_FLUSH;
 		kvp_http_buf_free(&c->pend);
 	}
+	hold(c, 0, c->pend.len, KVP_HELD_TAKE);
 	kvp_conn_timer(c);
 	kvp_conn_later(c);
 }
