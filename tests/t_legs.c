@@ -312,6 +312,23 @@ static void waits(void)
 	close_node("a worker that goes");
 }
 
+/* kept: the tokenizer's answer is copied once, whoever has to wait, as often as that may be. */
+static void kept(void)
+{
+	uint32_t token[] = {7, 8, 9};
+	struct kvp_ask_tokens t = {.token = token, .token_cnt = 3};
+	struct ask *busy, *a = waiting(&busy);
+	ok(!kvp_epp_kept(&a->j), "without a tokenizer nothing is kept");
+	ok(kvp_epp_keep_tokens(&a->j, &t) && kvp_epp_kept(&a->j), "a leg that waits keeps its tokens");
+	const uint32_t *first = a->j.kept_token;
+	ok(kvp_epp_keep_tokens(&a->j, &t) && a->j.kept_token == first, "the other one does not copy them again");
+	ok(kvp_epp_keep_tokens(&a->j, kvp_epp_kept(&a->j)) && a->j.kept_token == first && first[2] == 9,
+		"neither does one that waits once more");
+	gone(a);
+	gone(busy);
+	close_node("kept tokens");
+}
+
 static void of_a_session(void)
 {
 	static const struct kvp_local_cfg local = {
@@ -545,6 +562,7 @@ int main(void)
 	paths();
 	handed_off();
 	waits();
+	kept();
 	of_a_session();
 	changed("a decode worker with another address", "10.0.0.70:8000", MOVED);
 	changed("a decode worker that was away", "10.0.0.7:8000", AWAY);

@@ -323,8 +323,10 @@ void kvp_epp_answer(struct kvp_job *j)
 
 int kvp_epp_keep_tokens(struct kvp_job *j, const struct kvp_ask_tokens *t)
 {
-	if (!t || t == &j->kept)
+	/* Both legs of a pair may have to wait, and a plan may be followed by another one. */
+	if (!t || j->is_rendered)
 		return 1;
+	forget_tokens(j);
 	j->kept = *t;
 	j->kept_token = malloc((t->token_cnt + 1) * sizeof(*t->token));
 	j->kept_mm = malloc((t->mm_cnt + 1) * sizeof(*t->mm));
