@@ -10,7 +10,7 @@
 #include "shm/catalogue.h"
 
 #define KVP_CAT_MAGIC 0x6b76702d63617401ull
-#define KVP_CAT_LAYOUT 2
+#define KVP_CAT_LAYOUT 3
 
 /* A double buffer. Version v lives in buffer v & 1; 0 = nothing published yet. */
 struct kvp_cat_dbuf {
