@@ -321,7 +321,8 @@ static void kept(void)
 	ok(!kvp_epp_kept(&a->j), "without a tokenizer nothing is kept");
 	ok(kvp_epp_keep_tokens(&a->j, &t) && kvp_epp_kept(&a->j), "a leg that waits keeps its tokens");
 	const uint32_t *first = a->j.kept_token;
-	ok(kvp_epp_keep_tokens(&a->j, &t) && a->j.kept_token == first, "the other one does not copy them again");
+	ok(kvp_epp_keep_tokens(&a->j, &t) && a->j.kept_token == first,
+		"the other one does not copy them again");
 	ok(kvp_epp_keep_tokens(&a->j, kvp_epp_kept(&a->j)) && a->j.kept_token == first && first[2] == 9,
 		"neither does one that waits once more");
 	gone(a);
