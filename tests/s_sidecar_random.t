@@ -213,6 +213,7 @@ def chaos(proto, fault, threads, profile="dyn"):
     tap.ok(sum(c.done for c in clients) > REQUESTS // 2, f"{name}: {sum(c.done for c in clients)} answers")
     tap.ok(wait_for(lambda: s.metric("requests_inflight") == 0, 5), f"{name}: no request is left")
     tap.ok(wait_for(lambda: s.metric("connections") == 0, 8), f"{name}: no connection of a client is left")
+    tap.same(s.metric("held_bytes"), 0.0, f"{name}: nothing is held for anybody")
     stats = lambda: [call(p, "GET", "/stats")[1] for p in ports]
     tap.ok(
         wait_for(lambda: all(x["running_requests"] + x["waiting_requests"] == 0 for x in stats()), 5),
