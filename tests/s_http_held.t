@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from node import Node, Tap, wait_for, worker
+from node import SLOW, Node, Tap, wait_for, worker
 
 tap = Tap()
 MIB = 1 << 20
@@ -65,7 +65,8 @@ def bodies():
                    f"{i + 3} are too many for the budget: 503", reply[:100])
         tap.ok(wait_for(lambda: node.counted(REFUSED) == 8), "counted", node.counted(REFUSED))
         tap.same(node.call("POST", "/select", {"token_ids": [1, 2, 3, 4]})[0], 200, "a small request finds room")
-        tap.ok(rss(node) - before < 2 * BUDGET, "the process has not more than the budget and its slack",
+        slack = 16 if SLOW > 1 else 2  # a sanitizer keeps what was freed
+        tap.ok(rss(node) - before < slack * BUDGET, "the process has not more than the budget and its slack",
                rss(node) - before)
         for s in open_ones:
             s.close()

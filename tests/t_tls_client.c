@@ -6,6 +6,8 @@
 #include <openssl/ssl.h>
 #include <pthread.h>
 
+#define SERVED_MAX 64 /* connections */
+
 enum manners { GOOD, PLAIN, SILENT, OLD };
 
 static int listen_fd;
@@ -96,26 +98,42 @@ static void serve(int fd, char *buf)
 	SSL_free(s);
 }
 
+static struct served {
+	pthread_t thread;
+	int fd;
+} served[SERVED_MAX];
+static pthread_t server_thread;
+
 static void *connection(void *arg)
 {
-	int fd = (int)(intptr_t)arg;
+	const struct served *me = arg;
 	char *buf = malloc(SERVER_BUF);
 	if (buf)
-		serve(fd, buf);
+		serve(me->fd, buf);
 	free(buf);
-	close(fd);
+	shutdown(me->fd, SHUT_RDWR);
 	return NULL;
 }
 
+/* Ends with the listener, and with all that it began: what a thread still has at the end would be a leak. */
 static void *server(void *arg)
 {
+	uint32_t cnt = 0;
 	int fd;
 	(void)arg;
-	while ((fd = accept(listen_fd, NULL, NULL)) >= 0) {
-		pthread_t thread;
+	while (cnt < SERVED_MAX && (fd = accept(listen_fd, NULL, NULL)) >= 0) {
+		struct served *s = &served[cnt];
+		s->fd = fd;
 		accepted++;
-		if (pthread_create(&thread, NULL, connection, (void *)(intptr_t)fd) == 0)
-			pthread_detach(thread);
+		if (pthread_create(&s->thread, NULL, connection, s) == 0)
+			cnt++;
+		else
+			close(fd);
+	}
+	for (uint32_t i = 0; i < cnt; i++) {
+		shutdown(served[i].fd, SHUT_RDWR);
+		pthread_join(served[i].thread, NULL);
+		close(served[i].fd);
 	}
 	return NULL;
 }
@@ -134,7 +152,6 @@ static void server_open(void)
 	struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr = {htonl(0x7f000001)}};
 	socklen_t len = sizeof(sa);
 	struct kvp_tls_pair pair = {NULL, NULL}, wrong = {NULL, NULL};
-	pthread_t thread;
 	close(mkstemp(ca));
 	close(mkstemp(other_ca));
 	ok(kvp_tls_generate(&pair) == KVP_OK && kvp_tls_generate(&wrong) == KVP_OK, "two certificates");
@@ -157,8 +174,7 @@ static void server_open(void)
 			getsockname(listen_fd, (struct sockaddr *)&sa, &len) == 0,
 		"listens");
 	port = ntohs(sa.sin_port);
-	pthread_create(&thread, NULL, server, NULL);
-	pthread_detach(thread);
+	pthread_create(&server_thread, NULL, server, NULL);
 }
 
 /* ---- the client ---- */
@@ -318,6 +334,9 @@ int main(void)
 	bad();
 	kvp_tls_client_close(trusting);
 	kvp_loop_close(loop);
+	shutdown(listen_fd, SHUT_RDWR);
+	pthread_join(server_thread, NULL);
+	SSL_CTX_free(server_ctx);
 	close(listen_fd);
 	unlink(ca);
 	unlink(other_ca);

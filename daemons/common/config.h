@@ -105,6 +105,7 @@ struct kvp_config_derived {
 	int32_t log_level;                     /* enum kvp_log_level */
 	int32_t sidecar_adapter;               /* enum kvp_config_adapter */
 	uint64_t sidecar_max_prefill_response_bytes;
+	uint64_t sidecar_max_held_bytes; /* 0 = no limit */
 };
 
 struct kvp_config {

@@ -12,6 +12,7 @@
 #define METRICS_PORT_EPP 9090
 #define PREFILL_RESPONSE_BYTES 1048576
 #define PREFILL_RESPONSE_BYTES_TRTLLM 33554432
+#define HELD_BYTES 268435456
 #define SGLANG_MAX_BYTES 33554432 /* of a body and of an answer, fixed */
 
 static uint64_t first_set(uint64_t a, uint64_t b)
@@ -44,6 +45,19 @@ static void derive_ports(struct kvp_config *c)
 	e->dump_port = c->dump_port != KVP_CONFIG_UNSET ? (uint16_t)c->dump_port : 0;
 }
 
+/* What one request at all of its limits holds: its body and an engine's copy, of which there are two on a
+ * kept connection; then two copies of body and answer. With SGLang both engines have theirs. */
+static uint64_t one_request_bytes(const struct kvp_config *c)
+{
+	int is_sgl = c->eff.sidecar_adapter == KVP_PD_SGLANG;
+	uint64_t body = is_sgl ? SGLANG_MAX_BYTES : c->sidecar_max_request_bytes;
+	uint64_t answer = is_sgl ? SGLANG_MAX_BYTES : c->eff.sidecar_max_prefill_response_bytes;
+	if (body > UINT64_MAX / 8 || answer > UINT64_MAX / 8)
+		return UINT64_MAX;
+	uint64_t before = (is_sgl ? 4 : 3) * body, after = 2 * body + (is_sgl ? 4 : 2) * answer;
+	return before > after ? before : after;
+}
+
 static void derive_sidecar(struct kvp_config *c)
 {
 	struct kvp_config_derived *e = &c->eff;
@@ -53,6 +67,9 @@ static void derive_sidecar(struct kvp_config *c)
 		e->sidecar_adapter = KVP_PD_SGLANG;
 	e->sidecar_max_prefill_response_bytes = first_set(c->sidecar_max_prefill_response_bytes,
 		e->sidecar_adapter == KVP_PD_TRTLLM ? PREFILL_RESPONSE_BYTES_TRTLLM : PREFILL_RESPONSE_BYTES);
+	uint64_t need = one_request_bytes(c);
+	e->sidecar_max_held_bytes =
+		first_set(c->sidecar_max_held_bytes, need > HELD_BYTES ? need : HELD_BYTES);
 }
 
 void kvp_cfg_derive(struct kvp_config *c)
@@ -309,22 +326,14 @@ static void cross_epp(const struct kvp_config *c, struct kvp_config_err *err)
 	cross_epp_ranks(c, err);
 }
 
-/* One request at all of its limits must have room: its body and an engine's copy, of which there are two on a
- * kept connection; then two copies of body and answer. With SGLang both engines have theirs. */
 static void cross_held(const struct kvp_config *c, struct kvp_config_err *err)
 {
-	int is_sgl = c->eff.sidecar_adapter == KVP_PD_SGLANG;
-	uint64_t body = is_sgl ? SGLANG_MAX_BYTES : c->sidecar_max_request_bytes;
-	uint64_t answer = is_sgl ? SGLANG_MAX_BYTES : c->eff.sidecar_max_prefill_response_bytes;
-	uint64_t need = UINT64_MAX, before = (is_sgl ? 4 : 3) * body;
-	if (body <= UINT64_MAX / 8 && answer <= UINT64_MAX / 8)
-		need = 2 * body + (is_sgl ? 4 : 2) * answer;
-	need = need > before ? need : before;
+	uint64_t need = one_request_bytes(c);
 	int has_pd = c->eff.sidecar_adapter != KVP_PD_NONE || c->sidecar_profile;
-	if (has_pd && c->sidecar_max_held_bytes && c->sidecar_max_held_bytes < need)
+	if (has_pd && c->eff.sidecar_max_held_bytes && c->eff.sidecar_max_held_bytes < need)
 		kvp_cfg_error(err,
 			"KVPICK_SIDECAR_MAX_HELD_BYTES=%llu is less than one request may need: %llu",
-			(unsigned long long)c->sidecar_max_held_bytes, (unsigned long long)need);
+			(unsigned long long)c->eff.sidecar_max_held_bytes, (unsigned long long)need);
 }
 
 static void cross_sidecar(const struct kvp_config *c, struct kvp_config_err *err)

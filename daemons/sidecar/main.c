@@ -133,7 +133,7 @@ static int open_all(void)
 	const struct kvp_config *cfg = &sidecar.cfg;
 	kvp_http_parse_init();
 	sidecar.worker_cnt = (unsigned)cfg->sidecar_threads;
-	sidecar.held.max = cfg->sidecar_max_held_bytes;
+	sidecar.held.max = cfg->eff.sidecar_max_held_bytes;
 	sidecar.worker = calloc(sidecar.worker_cnt, sizeof(*sidecar.worker));
 	if (!sidecar.worker)
 		return KVP_ERR_SYS;
