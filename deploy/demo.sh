@@ -31,7 +31,7 @@ find_envoy() {
 	fi
 }
 free_port() {
-	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+	python3 deploy/free_port.py
 }
 wait_for() { # what, command...
 	local what=$1 i

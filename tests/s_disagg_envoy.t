@@ -44,7 +44,7 @@ def run(envoy, protocol):
     idle = [line.split() for line in out.splitlines() if re.match(r" *\d+ +(prefill|decode) ", line)]
     tap.same([w[-4:-1] for w in idle], [["0", "0", "0"]] * 6, f"{protocol}: six workers are idle again")
     if tap.failed:
-        print("#   " + (out + done.stderr).replace("\n", "\n#   "))
+        print("#   " + (out + done.stderr).replace("\n", "\n#   "), file=sys.stderr)
 
 
 # ---- single requests ----

@@ -37,9 +37,9 @@ class Tap:
         self.count += 1
         self.failed += not cond
         print(f"{'ok' if cond else 'not ok'} {self.count} - {name}")
-        if not cond and detail != "":
-            print("#   " + str(detail).replace("\n", "\n#   "))
         sys.stdout.flush()
+        if not cond:  # where prove shows it
+            print("#   " + f"failed: {name}\n{detail}".rstrip("\n").replace("\n", "\n#   "), file=sys.stderr)
         return cond
 
     def same(self, got, want, name):
