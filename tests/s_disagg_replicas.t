@@ -4,7 +4,6 @@ pair that one books loads workers of both roles at the other, each role by a por
 here, also after the death of the process that booked it. Runs itself again inside namespaces of its own; skipped where
 that is not permitted. Nothing leaves the machine: the bridge has no way out."""
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +12,9 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 from disagg import DEST, PREFILLER, Disagg, uuid_of
 from envoy import RESPONSE_BODY, RESPONSE_HEADERS, Envoy, body, headers
 from epp import COMPLETIONS, SSE, Renderer, prompt, routed
-from node import Tap, skip, wait_for
+from netns import host, plug, run
+from node import Tap, wait_for
 
-INSIDE = "KVP_TEST_INSIDE"
 HTTP, SYNC, PREFILL_SYNC, DECODE_SYNC, EPP = 8092, 9092, 9094, 9095, 9002
 POOL = [(1, "prefill", "10.0.0.21:8000"), (2, "prefill", "10.0.0.22:8000"),
         (7, "decode", "10.0.0.7:8000"), (8, "decode", "10.0.0.8:8000")]
@@ -23,21 +22,12 @@ AT = {w[2]: w[0] for w in POOL}
 tap = Tap()
 
 
-def ip(*args):
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
-
-
 class Replica(Disagg):
     """A node in a network namespace of its own: n<i>, 10.77.0.<10 + i>."""
 
     def __init__(self, i, renderer):
-        self.i, self.host = i, f"10.77.0.{10 + i}"
-        ip("netns", "add", f"n{i}")
-        ip("link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", f"n{i}")
-        ip("link", "set", f"port{i}", "master", "br0", "up")
-        ip("-n", f"n{i}", "addr", "add", f"{self.host}/24", "dev", "eth0")
-        ip("-n", f"n{i}", "link", "set", "eth0", "up")
-        ip("-n", f"n{i}", "link", "set", "lo", "up")
+        self.i, self.host = i, host(i)
+        plug(i)
         super().__init__(renderer, POOL, env={
             "KVPICK_REPLICA_SYNC_PORT": str(SYNC), "KVPICK_REPLICA_SYNC_PEERS": f"tcp://10.77.0.{11 - i}:{SYNC}",
             "KVPICK_EPP_PORT": str(EPP)})
@@ -114,11 +104,6 @@ def killed(here, there):
 
 
 def inside():
-    subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
-    ip("link", "set", "lo", "up")
-    ip("link", "add", "br0", "type", "bridge")
-    ip("addr", "add", "10.77.0.1/24", "dev", "br0")
-    ip("link", "set", "br0", "up")
     renderer = Renderer()
     with Replica(0, renderer) as a, Replica(1, renderer) as b:
         for n in (a, b):
@@ -142,14 +127,4 @@ def inside():
     return tap.done()
 
 
-if os.environ.get(INSIDE):
-    sys.exit(inside())
-enter = ["unshare", "--net", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
-if not shutil.which("ip"):
-    skip("network namespaces: no `ip` (package iproute2)")
-tried = subprocess.run([*enter, "sh", "-c", "mount -t tmpfs none /run && ip netns add try && ip link add br0 type bridge "
-                        "&& ip link add try0 type veth peer name try1 netns try"],
-                       capture_output=True, text=True, check=False)
-if tried.returncode:
-    skip(f"network namespaces: {tried.stderr.strip()}")
-sys.exit(subprocess.run([*enter, sys.executable, __file__], env={**os.environ, INSIDE: "1"}, check=False).returncode)
+run(inside)

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +14,9 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from node import SLOW, Node, Tap, skip, wait_for, worker
+from netns import host, ip, plug, run
+from node import SLOW, Node, Tap, wait_for, worker
 
-INSIDE = "KVP_TEST_INSIDE"
 HTTP, SYNC, NODES, WORKERS = 8092, 9092, 3, 4
 EXPIRY_S = 8 if SLOW == 1 else 30
 # An old booking ends when it is looked at after its time, and that is as often as the time itself.
@@ -27,21 +26,12 @@ tap = Tap()
 rnd = random.Random(SEED)
 
 
-def ip(*args):
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
-
-
 class Replica(Node):
     """A node in a network namespace of its own: n<i>, 10.77.0.<10 + i>."""
 
     def __init__(self, i):
-        self.i, self.host = i, f"10.77.0.{10 + i}"
-        ip("netns", "add", f"n{i}")
-        ip("link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", f"n{i}")
-        ip("link", "set", f"port{i}", "master", "br0", "up")
-        ip("-n", f"n{i}", "addr", "add", f"{self.host}/24", "dev", "eth0")
-        ip("-n", f"n{i}", "link", "set", "eth0", "up")
-        ip("-n", f"n{i}", "link", "set", "lo", "up")
+        self.i, self.host = i, host(i)
+        plug(i)
         peers = ",".join(f"tcp://10.77.0.{10 + k}:{SYNC}" for k in range(NODES) if k != i)
         super().__init__("--replica-sync-port", str(SYNC), "--replica-sync-peers", peers, "--httpd-processes", "2",
                          env={"DYN_ROUTER_USE_KV_EVENTS": "false",
@@ -265,11 +255,6 @@ def comes_back(nodes):
 
 
 def inside():
-    subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
-    ip("link", "set", "lo", "up")
-    ip("link", "add", "br0", "type", "bridge")
-    ip("addr", "add", "10.77.0.1/24", "dev", "br0")
-    ip("link", "set", "br0", "up")
     print(f"# KVP_SEED={SEED}")
     nodes = [Replica(i) for i in range(NODES)]
     try:
@@ -293,13 +278,4 @@ def inside():
 if "--inside" in sys.argv:
     at_cut_node()
     sys.exit(0)
-if os.environ.get(INSIDE):
-    sys.exit(inside())
-enter = ["unshare", "--net", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
-if not shutil.which("ip"):
-    skip("network namespaces: no `ip` (package iproute2)")
-tried = subprocess.run([*enter, "sh", "-c", "mount -t tmpfs none /run && ip netns add try && ip link add br0 type bridge "
-                        "&& ip link add try0 type veth peer name try1 netns try"], capture_output=True, text=True, check=False)
-if tried.returncode:
-    skip(f"network namespaces: {tried.stderr.strip()}")
-sys.exit(subprocess.run([*enter, sys.executable, __file__], env={**os.environ, INSIDE: "1"}, check=False).returncode)
+run(inside)

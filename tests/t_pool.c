@@ -47,24 +47,30 @@ static void drop(struct kvp_cat_writer *w, uint64_t id)
 		exit(1);
 }
 
-/* domain_text gives the ids of a worker's transfer domain as text. */
-static const char *domain_text(struct kvp_pool *p, uint64_t of, const struct kvp_extproc_str *e, uint32_t cnt)
+/* ids_text: "all" where nothing narrows them. */
+static const char *ids_text(const uint64_t *ids, uint32_t n)
 {
 	static char text[200];
-	const struct kvp_pool_member *m = kvp_pool_worker(p, of);
-	const uint64_t *ids;
-	uint32_t n;
 	size_t len = 0;
-	if (!m ||
-		kvp_pool_allow(p, e ? KVP_EXTPROC_HINT_PRESENT : KVP_EXTPROC_HINT_ABSENT, e, cnt, &ids, &n) ||
-		kvp_pool_narrow(p, m->domain, &ids, &n))
-		return "error";
 	if (!ids)
 		return "all";
 	text[0] = 0;
 	for (uint32_t i = 0; i < n; i++)
 		len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%d", i ? "," : "", (int)ids[i]);
 	return text;
+}
+
+/* domain_text gives the ids of a worker's transfer domain as text. */
+static const char *domain_text(struct kvp_pool *p, uint64_t of, const struct kvp_extproc_str *e, uint32_t cnt)
+{
+	const struct kvp_pool_member *m = kvp_pool_worker(p, of);
+	const uint64_t *ids;
+	uint32_t n;
+	if (!m ||
+		kvp_pool_allow(p, e ? KVP_EXTPROC_HINT_PRESENT : KVP_EXTPROC_HINT_ABSENT, e, cnt, &ids, &n) ||
+		kvp_pool_narrow(p, m->domain, &ids, &n))
+		return "error";
+	return ids_text(ids, n);
 }
 
 /* counts gives the workers of the three roles, as the next request sees them. */
@@ -149,18 +155,11 @@ static void domains(struct kvp_cat_writer *w, struct kvp_pool *p)
 /* allowed gives the ids that a hint leaves as text; "all" without a list. */
 static const char *allowed(struct kvp_pool *p, const struct kvp_extproc_str *e, uint32_t cnt)
 {
-	static char text[200];
 	const uint64_t *ids;
 	uint32_t n;
-	size_t len = 0;
 	if (kvp_pool_allow(p, e ? KVP_EXTPROC_HINT_PRESENT : KVP_EXTPROC_HINT_ABSENT, e, cnt, &ids, &n))
 		return "error";
-	if (!ids)
-		return "all";
-	text[0] = 0;
-	for (uint32_t i = 0; i < n; i++)
-		len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%d", i ? "," : "", (int)ids[i]);
-	return text;
+	return ids_text(ids, n);
 }
 
 static void hints(struct kvp_pool *p)

@@ -4,7 +4,6 @@ Used by tests/s_*.t; Python's standard library only. KVP_BUILD_DIR names the bui
 import http.client
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -12,6 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy"))
+from free_port import free_port
 
 BUILD = os.environ.get("KVP_BUILD_DIR", "build/release")
 SLOW = 5 if any(x in BUILD for x in ("asan", "ubsan")) else 1
@@ -48,18 +50,6 @@ class Tap:
     def done(self):
         print(f"1..{self.count}")
         return 1 if self.failed or not self.count else 0
-
-
-def free_port():
-    """A port that nobody listens on. It is bound later, by somebody else: so it is none of those (from 32768 on) that
-    connections of other tests get meanwhile."""
-    while True:
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", random.SystemRandom().randrange(10240, 32768)))
-                return s.getsockname()[1]
-            except OSError:
-                continue
 
 
 def wait_for(what, seconds=10.0):
