@@ -301,10 +301,14 @@ def check_disagg(engine, objects, known):
              f"{path}: the tokenizer service is there")
     asked = [w["metadata"]["name"] for w in selected(service["spec"]["selector"], works.values())]
     tap.same(asked, ["llm-render" if engine == "trtllm" else "llm-prefill"], f"{path}: and asks those that can tell")
-    rules = next(o["spec"]["ingress"] for o in of_kind(objects, "NetworkPolicy") if o["metadata"]["name"] == "llm-prefill")
-    callers = [sorted(w["metadata"]["name"] for w in selected(f["podSelector"]["matchLabels"], works.values()))
-               for r in rules for f in r["from"]]
-    tap.same(callers, [["kvpick"], ["llm-decode"]], f"{path}: only kvpick and decode pods may call prefill engines")
+    callers = {}
+    for policy in ("llm-prefill", "llm-decode"):  # by name; those who may call the sidecar's ports are told by the namespace
+        rules = next(o["spec"]["ingress"] for o in of_kind(objects, "NetworkPolicy") if o["metadata"]["name"] == policy)
+        callers[policy] = [sorted(w["metadata"]["name"] for w in selected(f["podSelector"]["matchLabels"], works.values()))
+                           for r in rules if policy == "llm-prefill" or "ports" not in r for f in r["from"]]
+    tap.same(callers["llm-prefill"], [["kvpick"], ["llm-decode"]], f"{path}: only kvpick and decode pods may call prefill engines")
+    tap.same(callers["llm-decode"], [["llm-prefill"], ["kvpick"]],
+             f"{path}: prefill pods reach decode engines, and so does kvpick, for events, where they are asked for")
 
 
 def check_disagg_engine(engine, objects, env, prefill, decode, sidecar):
