@@ -229,20 +229,6 @@ static void priority_field(struct kvp_ask *a, struct head_walk *w, struct kvp_st
 	}
 }
 
-static void sent_field(struct kvp_ask *a, struct kvp_str name)
-{
-	static const struct {
-		const char *name;
-		uint32_t bit;
-	} owned[] = {{"x-prefiller-url", KVP_ASK_SENT_PREFILLER_URL},
-		{"x-prefiller-dp-rank", KVP_ASK_SENT_PREFILLER_DP_RANK},
-		{"x-data-parallel-host-port", KVP_ASK_SENT_DP_HOST_PORT},
-		{"x-data-parallel-rank", KVP_ASK_SENT_DP_RANK}};
-	for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++)
-		if (name_is(name, owned[i].name))
-			a->sent |= owned[i].bit;
-}
-
 static void x_field(struct kvp_ask *a, struct head_walk *w, struct kvp_str name, struct kvp_str value)
 {
 	if (name_is(name, "x-request-id") && !a->request_id.len)
@@ -263,7 +249,6 @@ static void x_field(struct kvp_ask *a, struct head_walk *w, struct kvp_str name,
 		a->is_retry = KVP_YES;
 	else
 		priority_field(a, w, name, value);
-	sent_field(a, name);
 }
 
 static void field(

@@ -48,13 +48,6 @@ enum kvp_ask_source {		   /* where the prompt comes from, known after kvp_ask_bo
 
 enum kvp_ask_salt { KVP_ASK_SALT_NONE, KVP_ASK_SALT_TENANT, KVP_ASK_SALT_NVEXT, KVP_ASK_SALT_TOP };
 
-enum kvp_ask_sent { /* headers that the client must not set, as bits of kvp_ask.sent: removed when it did */
-	KVP_ASK_SENT_PREFILLER_URL = 1,	    /* x-prefiller-url */
-	KVP_ASK_SENT_PREFILLER_DP_RANK = 2, /* x-prefiller-dp-rank */
-	KVP_ASK_SENT_DP_HOST_PORT = 4,	    /* x-data-parallel-host-port */
-	KVP_ASK_SENT_DP_RANK = 8	    /* x-data-parallel-rank */
-};
-
 struct kvp_ask_cfg {		     /* borrowed strings, kept as long as the parser */
 	const char *model;	     /* DYN_MODEL_NAME */
 	const char *metadata_prefix; /* NULL = x-dynamo-meta- */
@@ -87,7 +80,6 @@ struct kvp_ask {
 	struct kvp_str request_id, session_id, policy_class, tenant, traceparent;
 	enum kvp_tristate session_final; /* KVP_YES: the binding ends with the stream */
 	enum kvp_tristate is_retry;
-	uint32_t sent; /* enum kvp_ask_sent */
 	/* from headers and body */
 	double priority_jump;
 	uint32_t strict_priority;
