@@ -490,6 +490,7 @@ int kvp_http_server_open(
 		errno = err;
 		return rc;
 	}
+	kvp_listener_take_limit(&s->listener, s->read_ns / 1000000);
 	*out = s;
 	return KVP_OK;
 }

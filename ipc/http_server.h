@@ -20,6 +20,8 @@
  *            A client that only ended its sending side (FIN) still gets its reply: to tell the two apart the
  *            first bytes of the coming status line are sent when the FIN arrives; a fully closed peer answers
  *            them with a reset.
+ *            A client whose host vanished does as much as one that reset, once the kernel knows
+ *            (ipc/loop.h).
  * Delivery   a reply that matters can be tagged (kvp_http_reply_tag): on_undelivered hears of it if the
  *            connection ends before all its bytes were handed to the kernel, or is reset before the client's
  *            kernel has acknowledged them. A client that resets later may or may not have read it.

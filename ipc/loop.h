@@ -10,6 +10,11 @@
  * Readers    the same thread.
  * Ordering   callbacks run one after another, never from inside the call that asked for them (the two
  *            exceptions are named below). Everything that callbacks ask for is submitted once a turn.
+ * Vanished   a host that goes without a word ends its connections all the same: every TCP connection,
+ *            accepted or made, has keep-alive (KVP_LOOP_KEEP_*), so that one on which nobody waits for
+ *            anything ends as by a reset (ETIMEDOUT). Bytes under way are the kernel's to repeat, a quarter
+ *            of an hour; a listener may set less (kvp_listener_take_limit). Connections made have no such
+ *            limit: a server that does not read yet is up to the time-outs of who asks it.
  * Lifetime   open to close; kvp_loop_close releases all descriptors and buffers of objects still open,
  *            without callbacks; the structs may be freed before or after.
  * Crash      process-local; the kernel closes everything.
@@ -25,6 +30,9 @@ struct kvp_loop;
 enum kvp_loop_backend { KVP_LOOP_AUTO, KVP_LOOP_URING, KVP_LOOP_EPOLL };
 #define KVP_LOOP_FOREVER UINT64_MAX /* a deadline or time-out that never comes */
 #define KVP_LOOP_RECV_BYTES 16384   /* most bytes one on_recv hands over */
+#define KVP_LOOP_KEEP_IDLE_S 60	    /* silence after which the other host is asked whether it is there */
+#define KVP_LOOP_KEEP_EVERY_S 15    /* between two such questions */
+#define KVP_LOOP_KEEP_CNT 4	    /* questions without an answer that end the connection */
 
 struct kvp_loop_stat {			/* all since open, except turn_max_ns */
 	uint64_t turns, events, timers; /* turns; completions handled; timers fired */
@@ -128,6 +136,11 @@ int kvp_loop_listen_addr(struct kvp_loop *l, struct kvp_listener *ls, const stru
 int kvp_loop_listen_fd(
 	struct kvp_loop *l, struct kvp_listener *ls, int fd, void (*on_accept)(void *ctx, int fd), void *ctx);
 void kvp_listener_close(struct kvp_listener *ls, enum kvp_listener_end how); /* closed: nothing */
+/* kvp_listener_take_limit: connections accepted from now on end (ETIMEDOUT) when the client's host takes none
+ * of the bytes sent to it for ms, be it that it is gone or that nobody reads there. Not less than
+ * KVP_LOOP_KEEP_IDLE_S + KVP_LOOP_KEEP_EVERY_S * KVP_LOOP_KEEP_CNT, so that keep-alive has its time; with
+ * more, a silent host has so long, too. */
+void kvp_listener_take_limit(struct kvp_listener *ls, uint64_t ms);
 
 /* Connected stream sockets. Any callback may close the socket (and free the struct). */
 struct kvp_sock;

@@ -1,5 +1,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -57,6 +58,27 @@ int kvp_addr_unix(struct kvp_addr *a, const char *path)
 	memcpy(&a->ss, &un, sizeof(un));
 	a->len = sizeof(un);
 	return KVP_OK;
+}
+
+/* Vanished hosts. */
+
+/* A unix socket says no. */
+static void keep_alive(int fd)
+{
+	const int on = 1, idle_s = KVP_LOOP_KEEP_IDLE_S;
+	const int every_s = KVP_LOOP_KEEP_EVERY_S, cnt = KVP_LOOP_KEEP_CNT;
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof(every_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &cnt, sizeof(cnt));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+}
+
+void kvp_listener_take_limit(struct kvp_listener *ls, uint64_t ms)
+{
+	const uint64_t least_ms = 1000 * (KVP_LOOP_KEEP_IDLE_S + KVP_LOOP_KEEP_EVERY_S * KVP_LOOP_KEEP_CNT);
+	uint64_t most_ms = ms < least_ms ? least_ms : ms;
+	unsigned v = most_ms > INT_MAX ? INT_MAX : (unsigned)most_ms;
+	setsockopt(ls->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &v, sizeof(v)); /* inherited, as keep-alive is */
 }
 
 /* Watches. */
@@ -120,6 +142,7 @@ int kvp_loop_listen_fd(
 		!(sl = kvp_loop_slot_new(l, LOOP_KIND_LISTENER, ls, fd)))
 		return KVP_ERR_SYS;
 	memset(ls, 0, sizeof(*ls));
+	keep_alive(fd); /* which what it accepts inherits */
 	if (ss.ss_family == AF_INET)
 		ls->port = ntohs(((struct sockaddr_in *)&ss)->sin_port);
 	else if (ss.ss_family == AF_INET6)
@@ -252,6 +275,7 @@ int kvp_sock_connect(struct kvp_loop *l, struct kvp_sock *s, const struct kvp_ad
 		return KVP_ERR_SYS;
 	}
 	*copy = *a;
+	keep_alive(fd);
 	int rc = kvp_sock_open(l, s, fd, ops, ctx);
 	if (rc) {
 		free(copy);

@@ -12,7 +12,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-from node import SLOW, Node, Tap, call, free_port, wait_for, worker
+from node import SLOW, Node, Tap, call, free_port, tcp_timers, wait_for, worker
 
 tap = Tap()
 NO_EVENTS = {"DYN_ROUTER_USE_KV_EVENTS": "false"}
@@ -147,6 +147,8 @@ def test_connections(node):
     over = [until_closed(dial(node.port)) for _ in range(3)]
     tap.same([(status(o), json.loads(o.split(b"\r\n\r\n")[1])) for o in over],
              [(503, {"error": "too many connections"})] * 3, "connections over the limit are answered 503 and closed")
+    tap.ok(wait_for(lambda: set(tcp_timers(node.port, 1)) == {"02"}), "clients may vanish: the kernel asks for them",
+           tcp_timers(node.port, 1))
     conns[0].sendall(request("GET", "/health"))
     tap.same(status(conns[0].recv(4096)), 200, "those within it go on")
     for s in conns:

@@ -15,7 +15,7 @@ import time
 LIB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 sys.path.insert(0, LIB)
 import pd
-from node import BUILD, Tap, free_port, wait_for
+from node import BUILD, Tap, free_port, tcp_timers, wait_for
 from pd import (
     CHAT,
     HANDOFF,
@@ -527,6 +527,20 @@ def descriptors():
     x.end("descriptors")
 
 
+def vanishing():
+    """A client in the middle of its upload, or an engine that waits for it, may go without a word: the kernel asks."""
+    x = Pair(vllm_prefill(), fixed(200, b"d"))
+    with Client(x.port) as c:
+        c.sock.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nbegin")
+        tap.ok(wait_for(lambda: x.s.metric("requests_inflight") == 1), "an upload that is passed through has begun")
+        tap.ok(wait_for(lambda: tcp_timers(x.port, 1) == ["02"]), "keep-alive with the client", tcp_timers(x.port, 1))
+        engine = x.d.port
+        tap.ok(wait_for(lambda: tcp_timers(engine, 2) == ["02"]), "and with the engine", tcp_timers(engine, 2))
+        c.sock.sendall(b"." * 95)
+        tap.same(c.read().status, 200, "the upload goes on")
+    x.end("vanishing")
+
+
 def names():
     """More names of prefill engines than are remembered: 503, and counted apart."""
     x = Pair(vllm_prefill(), vllm_decode(), DYN_SIDECAR_CONNECT_TIMEOUT_MS=1000)
@@ -568,6 +582,7 @@ ALL = [
     ranks,
     labels,
     descriptors,
+    vanishing,
     names,
 ]
 

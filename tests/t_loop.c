@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -313,6 +314,70 @@ static void test_hup(const struct kvp_addr *addr)
 	pair_close();
 }
 
+static int option(const struct kvp_sock *s, int level, int name)
+{
+	int v = -1;
+	socklen_t len = sizeof(v);
+	return getsockopt(s->fd, level, name, &v, &len) ? -1 : v;
+}
+
+static void is_kept(const struct kvp_sock *s, int take_ms, const char *what)
+{
+	is_u64(option(s, SOL_SOCKET, SO_KEEPALIVE), 1, "%s: %s: has keep-alive", be_name, what);
+	is_u64(option(s, IPPROTO_TCP, TCP_KEEPIDLE), 60, "%s: %s: asks after a minute", be_name, what);
+	is_u64(option(s, IPPROTO_TCP, TCP_KEEPINTVL), 15, "%s: %s: every 15 s", be_name, what);
+	is_u64(option(s, IPPROTO_TCP, TCP_KEEPCNT), 4, "%s: %s: four times", be_name, what);
+	is_u64(option(s, IPPROTO_TCP, TCP_USER_TIMEOUT), take_ms, "%s: %s: limit of what is not taken",
+		be_name, what);
+}
+
+/* Goes as a host does that loses its power: the kernel forgets the connection and sends nothing. */
+static int vanish(struct end *e)
+{
+	int on = 1, rc = setsockopt(e->s.fd, IPPROTO_TCP, TCP_REPAIR, &on, sizeof(on));
+	kvp_sock_close(&e->s);
+	turns(3);
+	return rc;
+}
+
+static void hurry(struct end *e)
+{
+	int s = 1;
+	setsockopt(e->s.fd, IPPROTO_TCP, TCP_KEEPIDLE, &s, sizeof(s));
+}
+
+static void test_vanished(const struct kvp_addr *addr)
+{
+	pair(addr);
+	is_kept(&a.s, 0, "made");
+	is_kept(&b.s, 0, "accepted");
+	pair_close();
+	kvp_listener_take_limit(&ls, 300000);
+	pair(addr);
+	is_kept(&b.s, 300000, "accepted under a limit");
+	pair_close();
+	kvp_listener_take_limit(&ls, 1);
+	pair(addr);
+	is_kept(&b.s, 120000, "accepted under a short one");
+	kvp_sock_recv_start(&b.s);
+	hurry(&b);
+	if (vanish(&a)) {
+		printf("# no right to TCP_REPAIR here: errno %d\n", errno);
+		pair_close();
+		return;
+	}
+	until(&b.recvs, 1);
+	is_u64(-b.err, ECONNRESET, "%s: a host that went without a word is noticed by who receives", be_name);
+	pair_close();
+	pair(addr);
+	kvp_sock_watch_hup(&a.s, KVP_SOCK_HUP);
+	hurry(&a);
+	vanish(&b);
+	until(&a.hup, 1);
+	ok(a.hup & KVP_SOCK_HUP, "%s: and by who does not", be_name);
+	pair_close();
+}
+
 static void test_reset(const struct kvp_addr *addr)
 {
 	pair(addr);
@@ -523,6 +588,7 @@ static void run(enum kvp_loop_backend be, const char *name)
 	test_stop(&addr);
 	test_hup(&addr);
 	test_reset(&addr);
+	test_vanished(&addr);
 	test_refused();
 	test_close_in_flight(&addr);
 	test_many(&addr);

@@ -492,8 +492,11 @@ static void on_accept(void *ctx, int fd)
 
 int kvp_worker_listen(struct kvp_worker *w, int flags)
 {
-	return kvp_loop_listen(w->loop, &w->listener, w->cfg->sidecar_bind, (uint16_t)w->cfg->sidecar_port,
+	int rc = kvp_loop_listen(w->loop, &w->listener, w->cfg->sidecar_bind, (uint16_t)w->cfg->sidecar_port,
 		flags, on_accept, w);
+	if (!rc)
+		kvp_listener_take_limit(&w->listener, KVP_CONN_STALL_NS / 1000000);
+	return rc;
 }
 
 /* ---- the end of a request ---- */

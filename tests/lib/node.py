@@ -63,6 +63,14 @@ def wait_for(what, seconds=10.0):
         time.sleep(0.01)
 
 
+def tcp_timers(port, end):
+    """What the kernel's timer of each established TCP connection over IPv4 is for (02: keep-alive), of those whose
+    `end` (1: local, 2: remote) is port."""
+    with open("/proc/net/tcp", encoding="ascii") as f:
+        rows = [line.split() for line in f.readlines()[1:]]
+    return [w[5].split(":")[0] for w in rows if w[3] == "01" and int(w[end].split(":")[1], 16) == port]
+
+
 def call(port, method, path, body=None, headers=None, timeout=30.0, host="127.0.0.1"):
     """One HTTP exchange on a fresh connection: (status, parsed JSON or text)."""
     conn = http.client.HTTPConnection(host, port, timeout=timeout)
