@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import ssl
+import struct
 import sys
 import tempfile
 import threading
@@ -57,6 +58,12 @@ def aborts(e):
 
 
 # ---- routes and passing through ----
+
+
+def segments(client):
+    """Segments with data that a client has got; the kernel's count takes those in that came twice."""
+    info = client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    return struct.unpack_from("I", info, 152)[0]
 
 
 def routes():
@@ -197,6 +204,25 @@ def passing():
         )
     tap.same(s.stop(), 0, "passing: ends with 0")
     d.close()
+
+
+def pieces():
+    """Head and body of an answer that came in one piece leave in one piece."""
+
+    def at_once(_engine, req):
+        req.conn.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nBlue")
+
+    e = Engine(at_once)
+    s = Sidecar(e.port)
+    seen, bodies = [], set()
+    with Client(s.port) as c:
+        for _ in range(20):
+            before = segments(c)
+            bodies.add(c.ask("POST", "/v1/chat/completions", CHAT).body)
+            seen.append(segments(c) - before)
+    tap.same((bodies, min(seen)), ({b"Blue"}, 1), "head and body of a small answer are one segment")
+    s.stop()
+    e.close()
 
 
 def uploads():
@@ -1647,6 +1673,7 @@ def startup():
 ALL = [
     routes,
     passing,
+    pieces,
     uploads,
     bad_http,
     header_values,
@@ -1680,7 +1707,7 @@ ALL = [
     logs,
     startup,
 ]
-EPOLL = [passing, uploads, vllm_aborts, sgl_success, sgl_gate, pool, back_pressure, drain]
+EPOLL = [passing, pieces, uploads, vllm_aborts, sgl_success, sgl_gate, pool, back_pressure, drain]
 
 
 def run(sections):

@@ -24,6 +24,7 @@ static void conn_free(struct kvp_conn *c)
 		c->next->prev = c->prev;
 	kvp_timer_cancel(w->loop, &c->timer);
 	kvp_loop_defer_cancel(&c->work);
+	kvp_loop_defer_cancel(&c->cork);
 	if (c->cut)
 		kvp_sock_reset(&c->sock);
 	else
@@ -127,6 +128,12 @@ void kvp_conn_timer(struct kvp_conn *c)
 		c->keep = 0;
 }
 
+static void uncork(void *ctx)
+{
+	struct kvp_conn *c = ctx;
+	kvp_out_kick(&c->out, &c->sock);
+}
+
 void kvp_conn_put(struct kvp_conn *c, const void *data, uint64_t len)
 {
 	if (c->out.failed)
@@ -137,7 +144,8 @@ void kvp_conn_put(struct kvp_conn *c, const void *data, uint64_t len)
 		kvp_conn_later(c);
 		return;
 	}
-	kvp_out_kick(&c->out, &c->sock);
+	if (!c->out.fly)
+		kvp_loop_defer(loop_of(c), &c->cork, uncork, c);
 	if (kvp_out_len(&c->out) > KVP_HELD_OUT_BYTES)
 		hold_again(c);
 	if (idle && c->state >= KVP_CONN_WAIT)

@@ -35,6 +35,7 @@ struct kvp_conn {
 	struct kvp_sock sock;
 	struct kvp_timer timer;
 	struct kvp_defer work;
+	struct kvp_defer cork; /* what is put in one turn leaves in one piece */
 	struct kvp_http_in in;
 	struct kvp_http_buf pend; /* bytes behind the running request */
 	struct kvp_out out;
