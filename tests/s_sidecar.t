@@ -1614,6 +1614,13 @@ def threads():
     tap.ok(wait_for(lambda: ready() == 503, 5), "without the engine: 503")
     tap.same(ask(x.port, b"", path="/ready", method="GET").status, 200, "the sidecar's own stays 200")
     x.end("threads")
+    x = Pair(trt_context(), trt_generation, "trtllm", KVPICK_SIDECAR_NODE_ID=7, KVPICK_SIDECAR_THREADS=2)
+    for _ in range(40):
+        x.ask(CHAT)
+    ids = [r.json()["disaggregated_params"]["disagg_request_id"] for r in x.p.requests]
+    tap.same(len(set(ids)), 40, "TensorRT-LLM's ids differ")
+    tap.same({(i >> 10 & 0xFFF) for i in ids}, {7 << 6, 7 << 6 | 1}, "each thread is a process of its own in them")
+    x.end("threads, ids")
 
 
 def logs():
