@@ -2,10 +2,10 @@
  *
  * Shape      a word that all threads add to. Each holder has a word of its own with what it has in there.
  * Counted    what waits for something else. HTTP server: bodies, also those of requests that wait for their
- *            answer, and pipelined requests. Sidecar: these, copies of bodies on their way to engines or kept
- *            for a repetition, answers of prefill engines, what of a decode answer waits behind a gate or
- *            for its usage, and answers that a client does not take. Not counted: streams, whose queues are
- *            short.
+ *            answer, and pipelined requests. Sidecar: these, heads over KVP_HTTP_KEEP_BYTES, copies of bodies
+ *            on their way to engines or kept for a repetition, answers of prefill engines, what of a decode
+ *            answer waits behind a gate or for its usage, and answers that a client does not take. Not
+ *            counted: streams, whose queues are short.
  * Ordering   none: relaxed sums.
  * Crash      process-local.
  * Proved by  tests/s_sidecar_limits.t, tests/t_http.c, tests/s_http_held.t

@@ -239,6 +239,39 @@ def pipelined():
     x.end("pipelined")
 
 
+def heads():
+    """Long heads count from their first bytes, complete or not, until the request has ended."""
+    x = Pair(vllm_prefill(), gated(vllm_decode()), **SMALL)
+    x.d.go = threading.Event()
+    fill = {"x-fill": "f" * 60_000}
+    with Client(x.port) as c:
+        c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority, **fill})
+        tap.ok(wait_for(lambda: x.d.requests), "a request with a long head runs")
+        tap.ok(60_000 < held(x) < 70_000, "its head counts", held(x))
+        x.d.go.set()
+        tap.same(c.read().status, 200, "it is served")
+        tap.ok(wait_for(lambda: held(x) == 0), "its head counts no more", held(x))
+        c.send("POST", "/v1/chat/completions", CHAT, {"connection": "close", **fill})
+        tap.same(c.read().status, 200, "the last one of its connection, too")
+        tap.ok(wait_for(lambda: held(x) == 0), "which counts nothing while it waits for its end", held(x))
+    open_ = [Client(x.port) for _ in range(8)]
+    for n, c in enumerate(open_[:4], 1):
+        c.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Fill: " + b"f" * 60_000)
+        tap.ok(wait_for(lambda n=n: held(x) > n * 60_000), f"{n} unfinished heads count", held(x))
+    for c in open_[4:]:
+        c.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Fill: " + b"f" * 60_000)
+    got = [c.read() for c in open_[4:]]
+    tap.same({(g.status, g.code(), g.header("connection")) for g in got}, {(503, "too_many_held_bytes", "close")},
+             "further ones are over the budget")
+    tap.ok(wait_for(lambda: 240_000 < held(x) < 250_000), "and count no more", held(x))
+    open_[0].sock.sendall(b"\r\nContent-Length: 2\r\n\r\n{}")
+    tap.same(open_[0].read().status, 200, "one of those that count is served when it is complete")
+    for c in open_:
+        c.drop()
+    tap.ok(wait_for(lambda: held(x) == 0), "nothing is left", held(x))
+    x.end("heads")
+
+
 def lingering():
     """What a connection that ends has no more does not count, however long its client takes to close."""
     open_yet = lambda: held(x) == 0 and x.s.metric("connections") == 1
@@ -571,6 +604,7 @@ ALL = [
     answers,
     unread,
     pipelined,
+    heads,
     lingering,
     weights,
     gates,

@@ -84,8 +84,9 @@ static void recv_ctl(struct kvp_conn *c)
 
 static int hold(struct kvp_conn *c, uint64_t flow, uint64_t pending, enum kvp_held_how how)
 {
-	uint64_t out = kvp_out_len(&c->out);
-	uint64_t all = flow + pending + (out > KVP_HELD_OUT_BYTES ? out : 0);
+	uint64_t out = kvp_out_len(&c->out), head = c->in.head.raw.len;
+	uint64_t all = flow + pending + (out > KVP_HELD_OUT_BYTES ? out : 0) +
+		       (head > KVP_HTTP_KEEP_BYTES ? head : 0);
 	int rc = kvp_held_set(&c->w->sidecar->held, &c->held, all, how);
 	if (rc)
 		kvp_count_add(&c->w->count.held_refused, 1);
@@ -167,6 +168,8 @@ static void probe(struct kvp_conn *c)
 static void linger(struct kvp_conn *c)
 {
 	c->state = KVP_CONN_LINGER;
+	kvp_http_in_reset(&c->in);
+	hold_again(c);
 	kvp_sock_shutdown(&c->sock);
 	recv_ctl(c);
 	kvp_conn_timer(c);
@@ -257,9 +260,8 @@ static uint64_t feed_body(struct kvp_conn *c, const char *data, uint64_t len)
 
 /* ---- input ---- */
 
-static void head_bad(struct kvp_conn *c)
+static void head_refuse(struct kvp_conn *c, const struct kvp_fail *f)
 {
-	struct kvp_fail f = {c->in.status, KVP_RESULT_BAD_HTTP, c->in.text};
 	c->req = (struct kvp_req){.w = c->w,
 		.conn = c,
 		.start_ns = kvp_loop_now_ns(loop_of(c)),
@@ -268,7 +270,29 @@ static void head_bad(struct kvp_conn *c)
 		.running = 1};
 	c->keep = 0;
 	c->state = KVP_CONN_WAIT;
-	kvp_reply_error(&c->req, &f, NULL);
+	kvp_reply_error(&c->req, f, NULL);
+}
+
+static void head_bad(struct kvp_conn *c)
+{
+	struct kvp_fail f = {c->in.status, KVP_RESULT_BAD_HTTP, c->in.text};
+	head_refuse(c, &f);
+}
+
+static void head_complete(struct kvp_conn *c)
+{
+	c->keep = c->in.head.keep_alive && c->in.req.minor == 1 && !c->w->draining;
+	kvp_conn_route(c);
+	/* Too large as announced. */
+	if (c->state == KVP_CONN_BODY && c->in.framing == KVP_HTTP_FRAME_LENGTH && !flow_streams(c))
+		body_piece(c, "", 0, c->in.length);
+	if (c->state == KVP_CONN_BODY && c->in.expect && !c->rest)
+		kvp_conn_put(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+	int none = c->in.framing == KVP_HTTP_FRAME_NONE ||
+		   (c->in.framing == KVP_HTTP_FRAME_LENGTH && !c->in.length);
+	if (c->state == KVP_CONN_BODY && none)
+		feed_body(c, "", 0);
+	kvp_conn_timer(c);
 }
 
 static uint64_t feed_head(struct kvp_conn *c, const char *data, uint64_t len)
@@ -277,24 +301,14 @@ static uint64_t feed_head(struct kvp_conn *c, const char *data, uint64_t len)
 	int fresh = !c->in.started;
 	int rc = kvp_http_in_head(&c->in, data, len, &used);
 	c->rest = len - used;
-	if (rc == KVP_ERR_PROTO) {
+	if (rc == KVP_ERR_PROTO)
 		head_bad(c);
-	} else if (rc == KVP_OK) {
-		c->keep = c->in.head.keep_alive && c->in.req.minor == 1 && !c->w->draining;
-		kvp_conn_route(c);
-		/* Too large as announced. */
-		if (c->state == KVP_CONN_BODY && c->in.framing == KVP_HTTP_FRAME_LENGTH && !flow_streams(c))
-			body_piece(c, "", 0, c->in.length);
-		if (c->state == KVP_CONN_BODY && c->in.expect && used == len)
-			kvp_conn_put(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);
-		int none = c->in.framing == KVP_HTTP_FRAME_NONE ||
-			   (c->in.framing == KVP_HTTP_FRAME_LENGTH && !c->in.length);
-		if (c->state == KVP_CONN_BODY && none)
-			feed_body(c, "", 0);
+	else if (hold(c, c->flow_held, c->pend.len, KVP_HELD_ASK))
+		head_refuse(c, &kvp_fail_held);
+	else if (rc == KVP_OK)
+		head_complete(c);
+	else if (fresh && c->in.started)
 		kvp_conn_timer(c);
-	} else if (fresh && c->in.started) {
-		kvp_conn_timer(c);
-	}
 	return used;
 }
 
