@@ -23,6 +23,7 @@ from pd import (
     IDS,
     STREAM,
     Client,
+    Conn,
     Engine,
     Pair,
     Sidecar,
@@ -255,6 +256,53 @@ def uploads():
         tap.same([c.read().status for _ in range(3)], [200] * 3, "pipelined requests are answered in order")
         tap.same([r.body for r in d.requests[-3:]], [b"0", b"1", b"2"], "and run in order")
     tap.same(s.stop(), 0, "uploads: ends with 0")
+    d.close()
+
+
+class Early(Engine):
+    """Answers when it has the head of a request; the rest of its answer comes when go is set."""
+
+    go = threading.Event()
+
+    def serve(self, sock):
+        conn = Conn(sock, self)
+        try:
+            while conn.line():
+                pass
+            conn.head(200, [("content-type", "text/event-stream")])
+            conn.chunk(b"one")
+            self.go.wait(60)
+            conn.chunk(b"two")
+            conn.last()
+            while True:
+                conn.fill()
+        except OSError:
+            sock.close()
+
+
+def early():
+    """An engine may answer before the upload is there; then the answer is the last one of its connection."""
+    d = Early(None)
+    s = Sidecar(d.port)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    for name, more, rest in (
+        ("goes on", b"3\r\ndef\r\n0\r\n\r\n", b"3\r\ntwo\r\n0\r\n\r\n"),
+        ("goes on after it", b"", b"3\r\ntwo\r\n0\r\n\r\n"),
+        ("is no HTTP any more", b"zz\r\n", b""),
+    ):
+        d.go.clear()
+        with Client(s.port) as c:
+            c.sock.sendall(head)
+            status, fields = c.head()
+            tap.same((status, dict(fields).get("connection"), c.chunk()), (200, "close", b"one"), f"the upload {name}: answered")
+            c.sock.sendall(more)
+            if rest:
+                d.go.set()
+            tap.ok(c.closed(), f"the upload {name}: the connection ends")
+            tap.same(c.buf, rest, f"the upload {name}: behind the rest of the answer, and nothing else")
+        d.go.set()
+    tap.ok(wait_for(lambda: s.metric("requests_inflight") == 0), "nothing runs any more")
+    tap.same(s.stop(), 0, "early: ends with 0")
     d.close()
 
 
@@ -1682,6 +1730,7 @@ ALL = [
     passing,
     pieces,
     uploads,
+    early,
     bad_http,
     header_values,
     no_adapter,

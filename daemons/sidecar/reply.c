@@ -39,10 +39,10 @@ static int head_build(struct kvp_req *r, struct kvp_http_buf *b, const char *sta
 {
 	struct kvp_conn *c = r->conn;
 	char line[64];
-	if (c->w->draining || !kvp_conn_expects(c))
+	/* An answer before the end of the upload ends the connection, also when that end still comes. */
+	if (c->w->draining || !kvp_conn_expects(c) || c->state == KVP_CONN_BODY ||
+		r->framing == KVP_REPLY_CLOSE)
 		c->keep = 0;
-	/* An answer before the end of the upload ends the connection. */
-	int closes = !c->keep || c->state == KVP_CONN_BODY || r->framing == KVP_REPLY_CLOSE;
 	int rc = c->prefix_out ? KVP_OK : kvp_http_buf_text(b, "HTTP/1.1 ");
 	c->prefix_out = 0;
 	rc = rc ? rc : kvp_http_buf_put(b, status, status_len);
@@ -54,7 +54,7 @@ static int head_build(struct kvp_req *r, struct kvp_http_buf *b, const char *sta
 		snprintf(line, sizeof(line), "content-length: %llu\r\n", (unsigned long long)length);
 		rc = rc ? rc : kvp_http_buf_text(b, line);
 	}
-	if (closes)
+	if (!c->keep)
 		rc = rc ? rc : kvp_http_buf_text(b, "connection: close\r\n");
 	return rc ? rc : kvp_http_buf_text(b, "\r\n");
 }
@@ -141,8 +141,6 @@ void kvp_reply_end(struct kvp_req *r, enum kvp_result result)
 {
 	if (r->framing == KVP_REPLY_CHUNKED)
 		kvp_conn_put(r->conn, "0\r\n\r\n", 5);
-	if (r->framing == KVP_REPLY_CLOSE)
-		r->conn->keep = 0;
 	kvp_req_end(r, result);
 }
 
