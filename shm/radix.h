@@ -262,27 +262,30 @@ struct kvp_radix_dump_event {
 };
 
 /* Tours: what a slot holds, told in steps while the tree changes in between. A tour is for the device or for
- * the lower tiers; to tell everything, take one of each, in this order.
+ * the lower tiers; to tell everything, take one of each, in this order. The second tells device blocks, too,
+ * that may have come since the first began.
  * Told is every block that the slot holds, together with all blocks before it, under the same names from the
  * beginning of the first tour to the end of the last; of what comes or goes meanwhile, some. Everything told
  * was held at that moment. A parent is told before its children (in the same tier, or in any if the child is
- * in a lower one), unless it or what is before it came meanwhile: a receiver that was not told the parent
- * drops the child. Left out are device blocks behind one that is not held on the device, and other blocks
- * behind one that is held nowhere. A further external hash of a block is an event of its own. A block may be
- * told twice. */
+ * in a lower one); only if it was given another name meanwhile may a child name one that was not told. Left
+ * out are device blocks behind one that is not held on the device, and other blocks behind one that is held
+ * nowhere. A further external hash of a block is an event of its own. A block may be told twice. */
 #define KVP_RADIX_TOUR_MAX 64
-#define KVP_RADIX_TOUR_ROOM 192
+#define KVP_RADIX_TOUR_ROOM 256
 enum kvp_radix_tour_part { KVP_RADIX_TOUR_DEVICE, KVP_RADIX_TOUR_LOW };
 /* Takes what an event tells, or the first blocks of it: returns how many. Fewer than n: no room now. */
 typedef uint32_t kvp_radix_tour_fn(void *ctx, const struct kvp_radix_dump_event *ev);
-/* kvp_radix_tour_begin gives the number of a new tour, never 0; of KVP_RADIX_TOUR_MAX under way the one that
- * has not been stepped for the longest time is forgotten. 0: slot out of range.
+/* kvp_radix_tour_begin gives the number of a new tour, never 0 and greater than those before; of
+ * KVP_RADIX_TOUR_MAX under way the one that has not been stepped for the longest time is forgotten. after:
+ * for the lower tiers, the number of the tour of the device; an earlier one (also of another writer) or 0
+ * makes it tell more device blocks again. 0: slot out of range.
  * kvp_radix_tour_step goes on for budget looks at runs (50 to 100 ns each; at least 4) or until fn has no
  * room; fn must have room for KVP_RADIX_TOUR_ROOM events of one block when a step begins; of a block with
  * more names than that only the first ones may be told. KVP_OK: the tour has come to its end and its number
  * is void; KVP_ERR_AGAIN: call again; KVP_ERR_NOTFOUND: void number (forgotten, or another writer's).
  * kvp_radix_tour_end gives up a tour; void numbers are allowed. */
-uint64_t kvp_radix_tour_begin(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tour_part part);
+uint64_t kvp_radix_tour_begin(
+	struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tour_part part, uint64_t after);
 int kvp_radix_tour_step(
 	struct kvp_radix_w *w, uint64_t id, uint32_t budget, kvp_radix_tour_fn *fn, void *ctx);
 void kvp_radix_tour_end(struct kvp_radix_w *w, uint64_t id);

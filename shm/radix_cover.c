@@ -343,6 +343,7 @@ int kvp_radix_hold(
 	*fresh = 0;
 	if (b <= see)
 		return KVP_OK;
+	kvp_radix_tour_came(w, rid, slot);
 	if (a > see || (w->run[rid].hole && has_hole(w, rid, slot)))
 		return hold_holes(w, rid, slot, a, b, fresh);
 	int rc = kvp_radix_cover_set(w, rid, slot, b);

@@ -126,6 +126,7 @@ static void adopt(struct kvp_radix_w *w, const struct join *j, uint32_t head_cap
 	if (j->base != j->from_head)
 		kvp_radix_col_unuse(w, j->from_head, head_cap);
 	h->child = t->child; /* the tail was the only one */
+	h->came = h->came > t->came ? h->came : t->came;
 	kvp_radix_tour_merged(w, j->head, j->tail, j->hlen);
 	kvp_radix_run_put(w, j->tail);
 }

@@ -180,7 +180,7 @@ int kvp_radix_w_open(void *pub, void *priv, const struct kvp_geom *g, enum kvp_r
 		return KVP_ERR_SYS;
 	w->r = r;
 	w->ctr = ctr;
-	w->tour_serial = begin; /* numbers of tours of a writer before this one mean nothing here */
+	w->tour_serial = w->tour_first = begin; /* numbers of a writer before this one are smaller */
 	kvp_radix_geo(g, &w->geo);
 	place(w, pub, priv);
 	if (w->priv->hdr.footprint != w->geo.priv_footprint ||

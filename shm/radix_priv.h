@@ -95,7 +95,7 @@ struct kvp_radix_run_shm {
 	uint64_t part_salt;
 	uint64_t part_mix;	    /* mixed into names */
 	uint32_t parent_pos;	    /* column position of the parent block; KVP_RADIX_NOPOS at the root */
-	uint32_t spare;
+	uint32_t came;		    /* tour_now when a rank last came to hold device blocks of it */
 	uint32_t child, next, prev; /* first child, siblings; 0 = none. next: also the next free run */
 	uint32_t hole;		    /* first hole record + 1 */
 	uint32_t live;		    /* 1: published */
@@ -238,8 +238,9 @@ struct kvp_radix_tour { /* see radix_tour.c */
 	uint64_t told;	   /* blocks */
 	uint32_t slot, part, age;
 	uint32_t rid, off; /* run at hand, 0 = end; next block in it */
-	/* lower tiers: highest run above that at hand that the device does not hold whole */
-	uint32_t broken;
+	/* lower tiers: highest run above that at hand that the device does not hold whole; tour_now when the
+	 * tour of the device began; highest run above whose device blocks came since then */
+	uint32_t broken, since, fresh;
 };
 struct kvp_radix_w {
 	struct kvp_radix r;
@@ -283,8 +284,10 @@ struct kvp_radix_w {
 	struct kvp_mix dup_mix; /* engines choose the hashes */
 	uint64_t dup_steps;     /* places passed by: less than one for each hash, whatever the hashes */
 	struct kvp_radix_tour tour[KVP_RADIX_TOUR_MAX];
-	uint64_t tour_serial, tour_tick;
+	uint64_t tour_serial, tour_tick, tour_first;
 	uint32_t tour_any; /* 1: some tour is under way */
+	uint32_t tour_now; /* tours begun by this writer */
+	uint32_t came[KVP_RADIX_SLOT_MAX]; /* tour_now when a slot last came to hold device blocks */
 };
 
 static inline struct kvp_radix_hdr_shm *kvp_radix_hdr(const struct kvp_radix_w *w, uint32_t tslot)
@@ -435,6 +438,11 @@ uint32_t kvp_radix_merge_some(struct kvp_radix_w *w, uint32_t budget);
 void kvp_radix_tour_gone(struct kvp_radix_w *w, uint32_t rid);
 void kvp_radix_tour_cut(struct kvp_radix_w *w, uint32_t head, uint32_t tail, uint32_t len);
 void kvp_radix_tour_merged(struct kvp_radix_w *w, uint32_t head, uint32_t tail, uint32_t len);
+/* A slot has come to hold blocks of a run on its device. */
+static inline void kvp_radix_tour_came(struct kvp_radix_w *w, uint32_t rid, uint32_t slot)
+{
+	w->run[rid].came = w->came[slot] = w->tour_now;
+}
 
 /* radix_give.c: returns looks done, 0 = nothing to give back now */
 uint32_t kvp_radix_give_back(struct kvp_radix_w *w, uint32_t budget);

@@ -105,7 +105,7 @@ static void scan_table(struct kvp_radix_w *w, struct kvp_radix_report *rep)
 	struct kvp_radix_stats *st = &w->pub->stat;
 	for (uint32_t i = 0; i <= w->priv->rid_bump; i++) {
 		struct kvp_radix_run_shm *r = &w->run[i];
-		r->live = r->child = r->next = r->prev = r->hole = r->alias = 0;
+		r->live = r->child = r->next = r->prev = r->hole = r->alias = r->came = 0;
 	}
 	uint64_t dead = 0;
 	for (uint32_t i = 0; i < tab_cnt(w); i++)

@@ -265,6 +265,7 @@ static void split_private(struct kvp_radix_w *w, uint32_t rid, uint32_t tail, ui
 	w->col_use[at / KVP_RADIX_COL_GRAN] += at % KVP_RADIX_COL_GRAN != 0;
 	t->child = r->child;
 	t->alias = r->alias;
+	t->came = r->came;
 	r->child = 0;
 	kvp_radix_run_link(w, tail);
 	uint32_t o = r->hole;

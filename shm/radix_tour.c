@@ -95,6 +95,8 @@ static void leave(const struct kvp_radix_w *w, struct kvp_radix_tour *t)
 		rid = kvp_radix_parent_of(w, rid);
 		if (t->broken == rid)
 			t->broken = 0;
+		if (t->fresh == rid)
+			t->fresh = 0;
 	}
 	t->rid = rid ? w->run[rid].next : 0;
 	t->off = 0;
@@ -134,14 +136,14 @@ static uint32_t namer(const struct kvp_radix_w *w, uint32_t own, uint32_t pos)
 	return kvp_radix_holds(w, slot, pos) ? slot : KVP_RADIX_NOPOS;
 }
 
-/* Blocks a..b-1 of all lower tiers, in the order in which stretches begin, so that a parent comes before its
- * children. Result: 1 if all were taken; *cnt = their number. */
+/* Blocks a..b-1 of the tiers in has, in the order in which stretches begin, so that a parent comes before its
+ * children. Result: 1 if all were taken; *cnt = number of those in lower tiers. */
 static int tell_low(struct step *s, const struct kvp_radix_set *has, uint32_t a, uint32_t b, uint64_t *cnt)
 {
 	struct kvp_radix_w *w = s->w;
 	uint32_t rid = s->t->rid, base = kvp_radix_hdr_of(w, rid)->base, end[KVP_RADIX_TIER_CNT] = {0};
 	for (uint32_t i = a; i < b; i++) {
-		for (uint32_t t = KVP_RADIX_HOST; t < KVP_RADIX_TIER_CNT; t++) {
+		for (uint32_t t = KVP_RADIX_DEVICE; t < KVP_RADIX_TIER_CNT; t++) {
 			if (i < end[t] || !(has[t].w[i >> 6] >> (i & 63) & 1))
 				continue;
 			uint32_t holder = s->t->slot + t * w->geo.slot_max;
@@ -151,10 +153,17 @@ static int tell_low(struct step *s, const struct kvp_radix_set *has, uint32_t a,
 				continue;
 			if (tell_run(s, rid, holder, up, i, end[t]) < end[t] - i)
 				return 0;
-			*cnt += end[t] - i;
+			*cnt += t == KVP_RADIX_DEVICE ? 0 : end[t] - i;
 		}
 	}
 	return 1;
+}
+
+/* 1 if device blocks of the run at hand may have come since the tour of the device went by: then they, and
+ * all below them that it could not reach, are told by this tour, lest children come without them. */
+static int came_since(const struct kvp_radix_w *w, const struct kvp_radix_tour *t)
+{
+	return w->came[t->slot] >= t->since && (t->fresh || w->run[t->rid].came >= t->since);
 }
 
 /* Blocks in lower tiers of the run at hand, as far as each follows one that was told in any tier. */
@@ -162,13 +171,18 @@ static int low_run(struct step *s)
 {
 	struct kvp_radix_w *w = s->w;
 	struct kvp_radix_tour *t = s->t;
-	struct kvp_radix_set has[KVP_RADIX_TIER_CNT], any = {{0}};
+	struct kvp_radix_set has[KVP_RADIX_TIER_CNT] = {{{0}}}, any = {{0}};
 	const struct kvp_radix_hdr_shm *h = kvp_radix_hdr_of(w, t->rid);
 	uint32_t over = w->run[t->rid].parent_pos, device = kvp_radix_cover_get(w, h, t->slot);
+	int came = came_since(w, t);
 	if (t->off == 0 && over != KVP_RADIX_NOPOS && namer(w, t->slot, over) == KVP_RADIX_NOPOS)
 		return 0;
+	if (t->off == 0 && !t->broken && over != KVP_RADIX_NOPOS && !kvp_radix_holds(w, t->slot, over))
+		t->broken = kvp_radix_rid_at(w, over); /* its last block went when it had been told */
 	if (!t->broken)
 		kvp_radix_set_add(&any, 0, device);
+	if (came)
+		has[KVP_RADIX_DEVICE] = any;
 	for (uint32_t x = KVP_RADIX_HOST; x < KVP_RADIX_TIER_CNT; x++) {
 		kvp_radix_held_set(w, t->rid, t->slot + x * w->geo.slot_max, &has[x]);
 		for (int i = 0; i < KVP_RADIX_SET_WORDS; i++)
@@ -188,6 +202,8 @@ static int low_run(struct step *s)
 		return 0;
 	if (!t->broken && device < h->len && w->run[t->rid].child)
 		t->broken = t->rid;
+	if (!t->fresh && came && w->run[t->rid].child)
+		t->fresh = t->rid;
 	return 1;
 }
 
@@ -240,8 +256,10 @@ static struct kvp_radix_tour *tour_of(struct kvp_radix_w *w, uint64_t id)
 	return id && t->id == id ? t : NULL;
 }
 
-uint64_t kvp_radix_tour_begin(struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tour_part part)
+uint64_t kvp_radix_tour_begin(
+	struct kvp_radix_w *w, uint32_t slot, enum kvp_radix_tour_part part, uint64_t after)
 {
+	uint64_t first = w->tour_first / KVP_RADIX_TOUR_MAX, since = after / KVP_RADIX_TOUR_MAX;
 	if (slot >= w->geo.slot_max)
 		return 0;
 	uint32_t at = 0;
@@ -253,8 +271,10 @@ uint64_t kvp_radix_tour_begin(struct kvp_radix_w *w, uint32_t slot, enum kvp_rad
 		.used = ++w->tour_tick,
 		.slot = slot,
 		.part = part,
+		.since = since > first ? (uint32_t)(since - first) : 0,
 		.rid = w->run[0].child};
 	w->tour_any = 1;
+	w->tour_now++;
 	return w->tour[at].id;
 }
 
@@ -324,9 +344,11 @@ void kvp_radix_tour_merged(struct kvp_radix_w *w, uint32_t head, uint32_t tail, 
 			t->rid = head;
 			t->off += len;
 			t->broken = t->broken == head ? 0 : t->broken;
-		} else if (t->broken == tail) {
-			t->broken = head;
+			t->fresh = t->fresh == head ? 0 : t->fresh;
+			continue;
 		}
+		t->broken = t->broken == tail ? head : t->broken;
+		t->fresh = t->fresh == tail ? head : t->fresh;
 	}
 }
 
@@ -371,7 +393,8 @@ static uint32_t hand_over(void *ctx, const struct kvp_radix_dump_event *ev)
 static int dump_rank(struct kvp_radix_w *w, uint32_t slot, struct whole *x, uint64_t *hid)
 {
 	for (uint32_t part = KVP_RADIX_TOUR_DEVICE; part <= KVP_RADIX_TOUR_LOW; part++) {
-		struct kvp_radix_tour t = {.slot = slot, .part = part, .rid = w->run[0].child};
+		struct kvp_radix_tour t = {
+			.slot = slot, .part = part, .since = UINT32_MAX, .rid = w->run[0].child};
 		struct step s = {.w = w, .t = &t, .fn = hand_over, .ctx = x};
 		uint64_t salt = 0;
 		while (step(&s, UINT32_MAX) == KVP_ERR_AGAIN && !x->rc)

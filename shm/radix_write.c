@@ -288,8 +288,10 @@ static uint32_t hold_new(struct kvp_radix_w *w, struct put *p)
 	clash(w, p, m, &other);
 	room = room_behind(w, p);
 	uint32_t done = room ? append(w, p, m < room ? m : room, &other) : create(w, p, m, &other);
-	if (!kvp_radix_is_low(w, p->slot))
+	if (done && !kvp_radix_is_low(w, p->slot)) {
 		w->slot[p->slot].blocks += done;
+		kvp_radix_tour_came(w, p->rid, p->slot);
+	}
 	kvp_st_rlx_u64(&w->pub->stat.blocks, w->pub->stat.blocks + done);
 	kvp_radix_count(w, &w->pub->stat.stored, KVP_CTR_RADIX_STORED, done);
 	return done;

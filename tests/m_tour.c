@@ -14,14 +14,14 @@ static struct tm_op *op;
 static uint64_t sig[TM_RANKS][TM_TIERS][TM_NODES], since[TM_RANKS][TM_TIERS][TM_NODES], now;
 
 struct tour {
-	uint64_t id, begun, told, again;
+	uint64_t id, device, begun, told, again;
 	uint32_t r, part; /* part 2: over */
 	uint32_t room, bad;
 	uint8_t seen[TM_TIERS][TM_NODES];
 };
 static struct tour tour[AT_ONCE];
 
-static uint64_t steps, told, twice, late, whole, kept;
+static uint64_t steps, told, twice, whole, kept, since_then;
 
 static void note_names(uint32_t r)
 {
@@ -55,28 +55,15 @@ static int steady(const struct tour *x, uint32_t t, uint32_t node)
 	return model->h[x->r][t].own[node] && since[x->r][t][node] <= x->begun;
 }
 
-/* 1 if the block and all before it were there all the time. */
-static int steady_path(const struct tour *x, uint32_t tier, uint32_t node)
-{
-	for (int on = 1; on && node >= TM_PARTS; node = model->node[node].parent) {
-		on = 0;
-		for (uint32_t t = 0; t < TM_TIERS; t++)
-			on |= (tier || !t) && steady(x, t, node);
-		if (!on)
-			return 0;
-	}
-	return 1;
-}
-
-/* Where the parent of an event may be: in tier t under that name, and told, unless something came and
- * went. */
-static uint32_t parent_in(struct tour *x, uint32_t t, uint64_t ext)
+/* The parent of a block in tier `of`, if tier t has it under that name and it was told: for a device block on
+ * the device, else in any tier. */
+static uint32_t parent_in(const struct tour *x, uint32_t of, uint32_t t, uint64_t ext)
 {
 	struct model_name *p = tm_find(&model->h[x->r][t], ext);
-	if (!p)
-		return 0;
-	late += !x->seen[t][p->node];
-	return x->seen[t][p->node] || !steady(x, t, p->node) || !steady_path(x, t, p->node) ? p->node : 0;
+	int seen = 0;
+	for (uint32_t i = 0; p && i < (of ? TM_TIERS : 1); i++)
+		seen |= x->seen[i][p->node];
+	return seen ? p->node : 0;
 }
 
 static uint32_t take(void *ctx, const struct kvp_radix_dump_event *ev)
@@ -85,12 +72,12 @@ static uint32_t take(void *ctx, const struct kvp_radix_dump_event *ev)
 	uint32_t at = tm_part(x->r), n = ev->n < x->room ? ev->n : x->room;
 	struct model_name *first = tm_find(&model->h[x->r][ev->tier], ev->ext[0]);
 	x->bad += ev->slot != model->slot[x->r] || ev->part_salt != model_salt(at) || !first ||
-		  (ev->tier != 0) != (x->part == KVP_RADIX_TOUR_LOW);
+		  (ev->tier != 0 && x->part == KVP_RADIX_TOUR_DEVICE);
 	if (ev->how == KVP_RADIX_CHILD && first) {
-		at = parent_in(x, ev->tier, ev->parent_ext);
+		at = parent_in(x, ev->tier, ev->tier, ev->parent_ext);
 		for (uint32_t t = 0; t < TM_TIERS && ev->tier; t++)
 			if (!at || model->node[first->node].parent != at)
-				at = parent_in(x, t, ev->parent_ext);
+				at = parent_in(x, ev->tier, t, ev->parent_ext);
 		x->bad += !at;
 	}
 	for (uint32_t i = 0; i < n && !x->bad; i++) {
@@ -98,6 +85,7 @@ static uint32_t take(void *ctx, const struct kvp_radix_dump_event *ev)
 		struct model_name *p = at ? tm_find(&model->h[x->r][ev->tier], ev->ext[i]) : NULL;
 		x->bad += !p || p->node != at;
 		x->again += x->seen[ev->tier][at] && model->h[x->r][ev->tier].own[at] == 1;
+		since_then += x->part == KVP_RADIX_TOUR_LOW && !ev->tier && !x->seen[0][at];
 		x->seen[ev->tier][at] = 1;
 	}
 	x->room -= n;
@@ -134,7 +122,8 @@ static int step(struct tree *t, struct tour *x, struct rng *g)
 	enum kvp_radix_tour_part part = x->part ? KVP_RADIX_TOUR_LOW : KVP_RADIX_TOUR_DEVICE;
 	x->room = KVP_RADIX_TOUR_ROOM + rnd_below(g, 200);
 	if (!x->id)
-		x->id = kvp_radix_tour_begin(t->w, model->slot[x->r], part);
+		x->id = kvp_radix_tour_begin(t->w, model->slot[x->r], part, x->device);
+	x->device = x->part ? x->device : x->id;
 	int rc = kvp_radix_tour_step(t->w, x->id, 4 + rnd_below(g, 30), take, x);
 	steps++;
 	if (rc == KVP_OK) {
@@ -183,10 +172,10 @@ static int round_of_tours(struct tree *t, struct rng *g)
 static int void_numbers(struct tree *t)
 {
 	uint64_t id[KVP_RADIX_TOUR_MAX + 1];
-	int good = kvp_radix_tour_begin(t->w, t->g.index_rank_max, KVP_RADIX_TOUR_LOW) == 0 &&
+	int good = kvp_radix_tour_begin(t->w, t->g.index_rank_max, KVP_RADIX_TOUR_LOW, 0) == 0 &&
 		   kvp_radix_tour_step(t->w, 0, 10, take, &tour[0]) == KVP_ERR_NOTFOUND;
 	for (uint32_t i = 0; i <= KVP_RADIX_TOUR_MAX; i++)
-		id[i] = kvp_radix_tour_begin(t->w, 0, KVP_RADIX_TOUR_DEVICE);
+		id[i] = kvp_radix_tour_begin(t->w, 0, KVP_RADIX_TOUR_DEVICE, 0);
 	good = good && kvp_radix_tour_step(t->w, id[0], 10, take, &tour[0]) == KVP_ERR_NOTFOUND;
 	for (uint32_t i = 1; i <= KVP_RADIX_TOUR_MAX; i++)
 		kvp_radix_tour_end(t->w, id[i]);
@@ -255,7 +244,7 @@ static void moved_along(void)
 			kvp_radix_w_open(seg.pub, seg.priv, &g, KVP_RADIX_RESET, NULL, &w, NULL) == 0,
 		"a tree");
 	store(w, 0, 1, CHAIN);
-	uint64_t id = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_DEVICE);
+	uint64_t id = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_DEVICE, 0);
 	ok(kvp_radix_tour_step(w, id, 100, count, &c) == KVP_ERR_AGAIN && c.next == 300,
 		"half of a run is told");
 	store(w, 250, 5000, 1);
@@ -281,7 +270,7 @@ static void moved_along(void)
 	store(w, CHAIN, 5000, 300);
 	store(w, CHAIN, 6000, 300);
 	c = (struct count){.room = CHAIN + 100};
-	id = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_DEVICE);
+	id = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_DEVICE, 0);
 	ok(kvp_radix_tour_step(w, id, 100, count, &c) == KVP_ERR_AGAIN && c.cnt == CHAIN + 100,
 		"a tour stands in one of two branches");
 	for (uint32_t i = 0; i < 300; i++) {
@@ -298,6 +287,74 @@ static void moved_along(void)
 	seg_free(&seg);
 }
 
+/* ---- the device while the second tour is under way ---- */
+
+struct family {
+	uint32_t room;
+	uint64_t told[4]; /* by external hash, bits of tiers */
+};
+
+/* Takes single blocks named 1 to 3, the rest is not looked at. */
+static uint32_t note(void *ctx, const struct kvp_radix_dump_event *ev)
+{
+	struct family *f = ctx;
+	if (!f->room)
+		return 0;
+	f->room--;
+	for (uint32_t i = 0; i < ev->n; i++)
+		if (ev->ext[i] < 4)
+			f->told[ev->ext[i]] |= 1u << ev->tier;
+	return ev->n;
+}
+
+/* 1 has the children 2 and 20, 2 has 3 and 30; a leaf in a lower tier keeps the second tour going. */
+static void parent_goes(void)
+{
+	struct kvp_geom g = {
+		.slot_max = 8, .rank_max = 64, .index_rank_max = 64, .block_max = 20000, .region_gen = 7};
+	struct seg seg;
+	struct kvp_radix_w *w = NULL;
+	struct family f = {.room = 100};
+	uint64_t one = 1, low = 9;
+	ok(seg_new(&seg, &g) == 0 &&
+			kvp_radix_w_open(seg.pub, seg.priv, &g, KVP_RADIX_RESET, NULL, &w, NULL) == 0,
+		"another tree");
+	store(w, 0, 1, 1);
+	store(w, 1, 20, 1);
+	kvp_radix_store_tier(w, 0, KVP_RADIX_HOST, 5, KVP_RADIX_ROOT, 0, 1, &one, &one, NULL);
+	uint64_t first = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_DEVICE, 0);
+	ok(kvp_radix_tour_step(w, first, 100, note, &f) == KVP_OK && f.told[1] == 1 && !f.told[2],
+		"the first tour goes by");
+	store(w, 1, 2, 1);
+	store(w, 2, 30, 1);
+	store(w, 2, 3, 1);
+	kvp_radix_store_tier(w, 0, KVP_RADIX_HOST, 5, KVP_RADIX_CHILD, 3, 1, &low, &low, NULL);
+	uint64_t second = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_LOW, first);
+	f.room = 1;
+	ok(kvp_radix_tour_step(w, second, 100, note, &f) == KVP_ERR_AGAIN && f.told[1] == 3 && !f.told[2],
+		"the second stops behind the first block");
+	kvp_radix_remove(w, 0, 1, &one, NULL);
+	f.room = 100;
+	ok(kvp_radix_tour_step(w, second, 100, note, &f) == KVP_OK && !f.told[2] && !f.told[3],
+		"which leaves the device: nothing that hangs from it there is told");
+	kvp_radix_store(w, 0, 5, KVP_RADIX_ROOT, 0, 1, &one, &one, NULL);
+	second = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_LOW, first);
+	ok(kvp_radix_tour_step(w, second, 100, note, &f) == KVP_OK && f.told[2] == 1 && f.told[3] == 1,
+		"it comes back: a tour after the same first one tells what has come since");
+	f = (struct family){.room = 100};
+	kvp_radix_remove(w, 0, 1, &one, NULL);
+	first = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_DEVICE, 0);
+	ok(kvp_radix_tour_step(w, first, 100, note, &f) == KVP_OK && !f.told[2] && !f.told[3],
+		"a first tour without it reaches nothing");
+	kvp_radix_store(w, 0, 5, KVP_RADIX_ROOT, 0, 1, &one, &one, NULL);
+	second = kvp_radix_tour_begin(w, 0, KVP_RADIX_TOUR_LOW, first);
+	ok(kvp_radix_tour_step(w, second, 100, note, &f) == KVP_OK && f.told[1] == 3 && f.told[2] == 1 &&
+			f.told[3] == 1,
+		"it comes back: the second tells what can be reached by it, though that had been there");
+	kvp_radix_w_close(w);
+	seg_free(&seg);
+}
+
 int main(void)
 {
 	const char *rounds = getenv("KVP_ROUNDS");
@@ -306,11 +363,13 @@ int main(void)
 	model = malloc(sizeof(*model));
 	op = malloc(sizeof(*op));
 	moved_along();
+	parent_goes();
 	for (int i = 0; i < n; i++)
 		ok(run(i & 1 ? 256 : 64, seed + (uint64_t)i),
 			"tours tell what is there while it changes (%d)", i);
-	ok(whole && twice < told / 8 && kept, "%llu tours in %llu steps told %llu blocks, %llu of them twice",
+	ok(whole && twice < told / 8 && kept && since_then,
+		"%llu tours in %llu steps told %llu blocks, %llu of them twice, %llu behind the first tour",
 		(unsigned long long)whole, (unsigned long long)steps, (unsigned long long)told,
-		(unsigned long long)twice);
+		(unsigned long long)twice, (unsigned long long)since_then);
 	return done();
 }

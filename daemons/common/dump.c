@@ -13,6 +13,7 @@ enum at { AT_BEGIN, AT_PART, AT_RANK, AT_WAIT, AT_PAGE, AT_END };
 
 struct rank {
 	uint64_t worker_id;
+	uint64_t device_tour; /* its number; 0 = none yet */
 	uint32_t dp_rank, index_slot, index_gen;
 };
 
@@ -173,6 +174,7 @@ static void ask(struct kvp_dump *d)
 	d->cell->arg[0] = d->tour;
 	d->cell->arg[1] = (uint64_t)r->index_slot << 32 | r->index_gen;
 	d->cell->arg[2] = d->tier;
+	d->cell->arg[3] = r->device_tour;
 	kvp_cmd_post(&d->region->cmd, d->cell, KVP_CMD_DUMP, 0);
 }
 
@@ -201,6 +203,8 @@ static int take_page(struct kvp_dump *d)
 	if (!p.tour || p.bytes != len - sizeof(p) || (d->page_status && d->page_status != KVP_ERR_AGAIN))
 		return KVP_ERR_PROTO;
 	d->tour = p.tour;
+	if (d->tier == KVP_RADIX_TOUR_DEVICE)
+		d->rank[d->rank_at].device_tour = p.tour;
 	d->page_at = sizeof(p);
 	d->page_end = len;
 	d->event_left = p.event_cnt;

@@ -7,7 +7,7 @@
  * Content    every block that a schedulable rank of the role held, together with all blocks before it, from
  *            the beginning to the end of the dump; of what came or went meanwhile some (shm/radix.h, tours).
  *            Whoever received the engines' events since before the dump began, and applies them after it,
- *            ends with what the node has. A block may be told twice.
+ *            ends with what the node has. A block may be told twice. A parent comes before its children.
  * Crash      indexer killed: the rank at hand is told anew by its successor. Owner killed: its command cell
  *            is freed by the sweep; the tour that it left is given up by the indexer after a minute.
  * Who        one thread of a process that has a slot (httpd, peer).

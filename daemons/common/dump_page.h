@@ -1,7 +1,8 @@
 /* daemons/common/dump_page.h — a piece of what one rank holds, as the indexer hands it out on KVP_CMD_DUMP.
  *
  * Shape      command: arg[0] number of the tour (0: begin one), arg[1] index slot << 32 | its generation,
- *            arg[2] enum kvp_radix_tour_part. Reply: struct kvp_dump_page, then event_cnt events; an event is
+ *            arg[2] enum kvp_radix_tour_part, arg[3] for the lower tiers: number of the rank's tour of the
+ *            device. Reply: struct kvp_dump_page, then event_cnt events; an event is
  *            struct kvp_dump_event, n local and n external hashes.
  * Status     KVP_OK the tour came to its end with this page; KVP_ERR_AGAIN there is more, page.tour is the
  *            number to go on with; KVP_ERR_NOTFOUND void number: begin anew, what was told may be told again;

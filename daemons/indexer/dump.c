@@ -49,7 +49,8 @@ int kvp_idx_dump(struct kvp_idx *idx, const struct kvp_cmd_cell *c, void *buf, u
 		return KVP_ERR_FENCED;
 	}
 	if (!page.tour)
-		page.tour = kvp_radix_tour_begin(idx->radix, slot, (enum kvp_radix_tour_part)c->arg[2]);
+		page.tour = kvp_radix_tour_begin(
+			idx->radix, slot, (enum kvp_radix_tour_part)c->arg[2], c->arg[3]);
 	int rc = kvp_radix_tour_step(idx->radix, page.tour, LOOKS_PER_PAGE, take, &f);
 	kvp_ctr_add(idx->ctr, KVP_CTR_DUMP_PAGES, 1);
 	kvp_ctr_add(idx->ctr, KVP_CTR_DUMP_BLOCKS, f.blocks);
