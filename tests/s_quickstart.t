@@ -109,9 +109,8 @@ def as_written(log, envoy):
         elif "doctor" in command:
             until("kvpick doctor finds nothing that fails", real(command, envoy), no_failure)
         else:
-            done = run(real(command, envoy))
-            tap.ok(done.returncode == 0 and done.stdout.count("schedulable") == 2, f"{name}: two schedulable workers",
-                   done.stdout + done.stderr)
+            until(f"{name}: two schedulable workers", real(command, envoy),
+                  lambda d: d.returncode == 0 and d.stdout.count("schedulable") == 2)
     if envoy:
         tap.ok(len(seen) == 2 and seen[0] == 0 and seen[1] > 0, "the second request finds the blocks of the first", seen)
         done = until("doctor sees Envoy, events and block sizes", f"{BUILD}/kvpick doctor --config deploy/quickstart/kvpick.yaml",

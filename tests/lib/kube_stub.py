@@ -388,7 +388,7 @@ class KubeStub:
         with self.lock:
             if rv < self.compacted:
                 return self.refuse(h, 410, f"too old resource version: {rv}")
-            old = len(self.log)  # raw lines up to here were not for this watch
+            log, old = self.log, len(self.log)  # raw lines up to here were not for this watch
         h.send_response(200)
         h.send_header("Content-Type", "application/json")
         h.send_header("Transfer-Encoding", "chunked")
@@ -402,16 +402,14 @@ class KubeStub:
         with self.lock:
             self.watching += 1
         try:
-            self.stream(h, path, query, fault, rv, old, end)
+            self.stream(h, path, query, fault, rv, log, old, end)
         finally:
             with self.lock:
                 self.watching -= 1
         return None
 
-    def stream(self, h, path, query, fault, rv, old, end):
+    def stream(self, h, path, query, fault, rv, log, old, end):
         sent, at, marked = 0, 0, time.monotonic()
-        with self.lock:
-            log = self.log
         while True:
             with self.lock:
                 if self.log is not log:
