@@ -207,6 +207,22 @@ def passing():
     d.close()
 
 
+def bodiless():
+    """Statuses that have no body: nothing says where one would end, and the connection serves on."""
+    said = [b"204 None", b"304 Same", b"304 Same\r\nContent-Length: 5", b"304 Same\r\nTransfer-Encoding: chunked"]
+    left = list(said)
+    d = Engine(lambda _, req: req.conn.send(b"HTTP/1.1 " + left.pop(0) + b"\r\nX-A: b\r\n\r\n"))
+    s = Sidecar(d.port)
+    with Client(s.port) as c:
+        for want in said:
+            c.send("POST", "/v1/chat/completions", CHAT)
+            status, fields = c.head()
+            tap.same((status, fields), (int(want[:3]), [("X-A", "b")]), f"{want}: the engine's, without a body's framing")
+        tap.same(c.ask("GET", "/health").status, 200, "nothing came behind them")
+    tap.same(s.stop(), 0, "bodiless: ends with 0")
+    d.close()
+
+
 def pieces():
     """Head and body of an answer that came in one piece leave in one piece."""
 
@@ -447,7 +463,12 @@ def both_legs():
             tap.same(r.json()["messages"], CHAT["messages"], f"{host}: {name} gets the client's members")
             tap.same([r.header(k) for k, _ in own], [v for _, v in own], f"{host}: {name} gets the client's fields")
             tap.same([r.header(k) for k in ("x-mine", "te", "keep-alive")], [None] * 3, f"{host}: {name}: none of a hop")
-            tap.same(r.header("content-type"), "application/json", f"{host}: {name}: JSON")
+        with Client(s.port) as c:
+            kind = [("Content-Type", "text/plain"), ("content-type", "a/b"), ("x-prefiller-host-port", p.authority)]
+            tap.same(c.ask("POST", "/v1/completions", CHAT, kind).status, 200, f"{host}: whatever the client calls its body")
+        for name, r in (("prefill", p.requests[1]), ("decode", d.requests[1])):
+            kinds = [v for k, v in r.headers if k.lower() == "content-type"]
+            tap.same(kinds, ["application/json"], f"{host}: {name}: it is JSON")
         tap.same(s.stop(), 0, f"{host}: ends with 0")
         p.close()
         d.close()
@@ -1728,6 +1749,7 @@ def startup():
 ALL = [
     routes,
     passing,
+    bodiless,
     pieces,
     uploads,
     early,
