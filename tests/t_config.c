@@ -264,6 +264,25 @@ static void aliases(void)
 		"counts where no published name is given");
 }
 
+static void sidecar_adapters(void)
+{
+	bad_as(KVP_BIN_SIDECAR, "--port;8001", "", "DYN_SIDECAR_PORT;DYN_DECODE_ENGINE_PORT");
+	bad_as(KVP_BIN_SIDECAR, "--pd-adapter;vllm_nixl", "DYN_VLLM_NIXL_PROTOCOL_VERSION=v2",
+		"vllm-v0.29.0-nixl-pull");
+	ok(load_as(KVP_BIN_SIDECAR, "", "DYN_VLLM_NIXL_PROTOCOL_VERSION=v2") == KVP_OK,
+		"unchecked without the adapter");
+	bad_as(KVP_BIN_SIDECAR, "--pd-adapter;trtllm", "KVPICK_EPP_DATA_PARALLEL_SIZE=2",
+		"trtllm;DATA_PARALLEL");
+	ok(load_as(KVP_BIN_SIDECAR, "--pd-adapter;trtllm", "") == KVP_OK &&
+			cfg.eff.sidecar_max_answer_bytes == 33554432,
+		"the longest prefill answer depends on the adapter");
+	ok(load_as(KVP_BIN_SIDECAR, "--pd-adapter;sglang",
+		   "DYN_SIDECAR_MAX_REQUEST_BYTES=5;DYN_SIDECAR_MAX_PREFILL_RESPONSE_BYTES=6") == KVP_OK &&
+			cfg.eff.sidecar_max_request_bytes == 33554432 &&
+			cfg.eff.sidecar_max_answer_bytes == 33554432,
+		"with sglang both limits are fixed");
+}
+
 #define EPP                                                                                                  \
 	"DYN_EPP_MODE=standalone;DYN_MODEL_NAME=m;DYN_EPP_TOKENIZER_PROTOCOL=vllm-render;"                   \
 	"DYN_EPP_TOKENIZER_SERVICE_URL=http://tok:8000/x;DYN_EPP_INFERENCE_POOL_NAME=p;POD_NAMESPACE=n;"     \
@@ -338,16 +357,6 @@ static void rules(void)
 	ok(load_as(KVP_BIN_SUPERVISOR, "", "INFERENCE_POOL=a;ENABLE_PREFILLER_SAMPLING=1") == KVP_OK &&
 			!cfg.ignored[0],
 		"in the sidecar only");
-	bad_as(KVP_BIN_SIDECAR, "--port;8001", "", "DYN_SIDECAR_PORT;DYN_DECODE_ENGINE_PORT");
-	bad_as(KVP_BIN_SIDECAR, "--pd-adapter;vllm_nixl", "DYN_VLLM_NIXL_PROTOCOL_VERSION=v2",
-		"vllm-v0.29.0-nixl-pull");
-	ok(load_as(KVP_BIN_SIDECAR, "", "DYN_VLLM_NIXL_PROTOCOL_VERSION=v2") == KVP_OK,
-		"unchecked without the adapter");
-	bad_as(KVP_BIN_SIDECAR, "--pd-adapter;trtllm", "KVPICK_EPP_DATA_PARALLEL_SIZE=2",
-		"trtllm;DATA_PARALLEL");
-	ok(load_as(KVP_BIN_SIDECAR, "--pd-adapter;trtllm", "") == KVP_OK &&
-			cfg.eff.sidecar_max_prefill_response_bytes == 33554432,
-		"the longest prefill answer depends on the adapter");
 }
 
 /* The policies that users of llm-d and trtllm-serve know, and the roles' words. */
@@ -660,6 +669,7 @@ int main(void)
 	bad_values();
 	refused_and_ignored();
 	aliases();
+	sidecar_adapters();
 	rules();
 	times();
 	without_effect();

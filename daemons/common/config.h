@@ -104,7 +104,7 @@ struct kvp_config_derived {
 		decode_max_num_batched_tokens; /* KVP_CONFIG_UNSET = unknown */
 	int32_t log_level;                     /* enum kvp_log_level */
 	int32_t sidecar_adapter;               /* enum kvp_config_adapter */
-	uint64_t sidecar_max_prefill_response_bytes;
+	uint64_t sidecar_max_request_bytes, sidecar_max_answer_bytes; /* in two legs; of an engine, kept */
 	uint64_t sidecar_max_held_bytes; /* 0 = no limit */
 };
 

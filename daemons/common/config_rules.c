@@ -13,7 +13,7 @@
 #define PREFILL_RESPONSE_BYTES 1048576
 #define PREFILL_RESPONSE_BYTES_TRTLLM 33554432
 #define HELD_BYTES 268435456
-#define SGLANG_MAX_BYTES 33554432 /* of a body and of an answer, fixed */
+#define SGLANG_BYTES 33554432 /* of a body and of an answer, fixed */
 
 static uint64_t first_set(uint64_t a, uint64_t b)
 {
@@ -50,8 +50,7 @@ static void derive_ports(struct kvp_config *c)
 static uint64_t one_request_bytes(const struct kvp_config *c)
 {
 	int is_sgl = c->eff.sidecar_adapter == KVP_PD_SGLANG;
-	uint64_t body = is_sgl ? SGLANG_MAX_BYTES : c->sidecar_max_request_bytes;
-	uint64_t answer = is_sgl ? SGLANG_MAX_BYTES : c->eff.sidecar_max_prefill_response_bytes;
+	uint64_t body = c->eff.sidecar_max_request_bytes, answer = c->eff.sidecar_max_answer_bytes;
 	if (body > UINT64_MAX / 8 || answer > UINT64_MAX / 8)
 		return UINT64_MAX;
 	uint64_t before = (is_sgl ? 4 : 3) * body, after = 2 * body + (is_sgl ? 4 : 2) * answer;
@@ -65,8 +64,11 @@ static void derive_sidecar(struct kvp_config *c)
 	/* Word 1 of the other published form is sglang. */
 	if (c->sidecar_pd_adapter == KVP_CONFIG_NO_WORD && c->sidecar_pd_backend == 1)
 		e->sidecar_adapter = KVP_PD_SGLANG;
-	e->sidecar_max_prefill_response_bytes = first_set(c->sidecar_max_prefill_response_bytes,
+	e->sidecar_max_request_bytes = c->sidecar_max_request_bytes;
+	e->sidecar_max_answer_bytes = first_set(c->sidecar_max_prefill_response_bytes,
 		e->sidecar_adapter == KVP_PD_TRTLLM ? PREFILL_RESPONSE_BYTES_TRTLLM : PREFILL_RESPONSE_BYTES);
+	if (e->sidecar_adapter == KVP_PD_SGLANG)
+		e->sidecar_max_request_bytes = e->sidecar_max_answer_bytes = SGLANG_BYTES;
 	uint64_t need = one_request_bytes(c);
 	e->sidecar_max_held_bytes =
 		first_set(c->sidecar_max_held_bytes, need > HELD_BYTES ? need : HELD_BYTES);

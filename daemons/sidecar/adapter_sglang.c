@@ -11,7 +11,6 @@
  * to stop. */
 
 #define INFO_MAX_BYTES (UINT64_C(1) << 20)
-#define SGL_MAX_BYTES (UINT64_C(32) << 20) /* request, prefill answer, what is kept of the decode answer */
 #define ABORT_NS UINT64_C(5000000000)
 
 enum { PREFILL, DECODE };
@@ -214,7 +213,7 @@ static void decode_gated(struct kvp_req *r, const char *data, uint64_t len)
 {
 	struct sgl *s = r->flow_state;
 	struct kvp_sgl_check *c = &s->check[DECODE];
-	if (len > SGL_MAX_BYTES - s->kept.len)
+	if (len > r->w->cfg->eff.sidecar_max_answer_bytes - s->kept.len)
 		kvp_reply_error(r, &invalid, NULL);
 	else if (hold(r, KVP_HELD_COPIES * len))
 		kvp_reply_error(r, &kvp_fail_held, NULL);
@@ -334,7 +333,7 @@ static int start_one(struct kvp_req *r, int which, struct kvp_http_buf *body)
 	if (rc)
 		return rc;
 	kvp_sgl_open(&s->check[which], r->is_stream ? KVP_SGL_EVENTS : KVP_SGL_JSON);
-	cfg.body_max_bytes = which == PREFILL ? SGL_MAX_BYTES : 0;
+	cfg.body_max_bytes = which == PREFILL ? w->cfg->eff.sidecar_max_answer_bytes : 0;
 	cfg.repeat = KVP_LEG_ONCE; /* a room and an id are used once */
 	cfg.request = body;
 	kvp_leg_start(leg_of(r, which), &w->pool, &cfg, &gen_ops, r);
@@ -460,12 +459,6 @@ const struct kvp_flow kvp_flow_sgl = {.start = start, .drained = kvp_relay_drain
 
 /* ---- the adapter ---- */
 
-static uint64_t body_max(const struct kvp_config *cfg)
-{
-	(void)cfg;
-	return SGL_MAX_BYTES;
-}
-
 static int check(struct kvp_req *r, struct kvp_fail *f)
 {
 	struct kvp_member m[] = {{.key = "n"}, {.key = "stream"}};
@@ -487,5 +480,4 @@ static int check(struct kvp_req *r, struct kvp_fail *f)
 const struct kvp_adapter kvp_adapter_sglang = {.name = "sglang",
 	.flow = &kvp_flow_sgl,
 	.too_large = KVP_RESULT_INVALID,
-	.body_max = body_max,
 	.check = check};

@@ -9,11 +9,6 @@
 
 #define TEXT(t) .val = (t), .val_len = sizeof(t) - 1
 
-static uint64_t body_max(const struct kvp_config *cfg)
-{
-	return cfg->sidecar_max_request_bytes;
-}
-
 static uint64_t mint(struct kvp_worker *w)
 {
 	struct timespec ts;
@@ -114,7 +109,6 @@ static enum kvp_answer prefill_answer(
 const struct kvp_adapter kvp_adapter_trtllm = {.name = "trtllm",
 	.flow = &kvp_flow_seq,
 	.too_large = KVP_RESULT_TOO_LARGE,
-	.body_max = body_max,
 	.check = check,
 	.prefill_body = prefill_body,
 	.prefill_answer = prefill_answer};

@@ -11,11 +11,6 @@
 	"\"remote_block_ids\":null,\"remote_host\":null,\"remote_port\":null}"
 #define TEXT(t) .val = (t), .val_len = sizeof(t) - 1
 
-static uint64_t body_max(const struct kvp_config *cfg)
-{
-	return cfg->sidecar_max_request_bytes;
-}
-
 static int check(struct kvp_req *r, struct kvp_fail *f)
 {
 	struct kvp_member m[] = {{.key = "kv_transfer_params"}, {.key = "n"}};
@@ -66,7 +61,6 @@ static enum kvp_answer prefill_answer(
 const struct kvp_adapter kvp_adapter_vllm = {.name = "vllm_nixl",
 	.flow = &kvp_flow_seq,
 	.too_large = KVP_RESULT_TOO_LARGE,
-	.body_max = body_max,
 	.check = check,
 	.prefill_body = prefill_body,
 	.prefill_answer = prefill_answer};
@@ -119,7 +113,6 @@ static enum kvp_answer llmd_prefill_answer(
 const struct kvp_adapter kvp_adapter_llmd = {.name = "llmd",
 	.flow = &kvp_flow_seq,
 	.too_large = KVP_RESULT_TOO_LARGE,
-	.body_max = body_max,
 	.check = llmd_check,
 	.prefill_body = llmd_prefill_body,
 	.prefill_failure = KVP_FAILURE_FALLS_BACK,

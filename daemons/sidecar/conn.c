@@ -209,7 +209,7 @@ static void body_piece(struct kvp_conn *c, const char *data, uint64_t len, uint6
 			r->flow->stream_body(r, data, len);
 		return;
 	}
-	uint64_t max = r->adapter->body_max(c->w->cfg);
+	uint64_t max = c->w->cfg->eff.sidecar_max_request_bytes;
 	if (len > max - r->body.len || due > max - r->body.len - len) {
 		body_over(c); /* also when it is known before its bytes are here */
 	} else if (kvp_req_hold(r, KVP_HELD_COPIES * (r->body.len + len))) {

@@ -200,7 +200,7 @@ static void begin(struct kvp_req *r)
 	if (flow->stream_body)
 		flow->start(r);
 	else if (r->conn->in.framing == KVP_HTTP_FRAME_LENGTH &&
-		 r->conn->in.length <= r->adapter->body_max(w->cfg))
+		 r->conn->in.length <= w->cfg->eff.sidecar_max_request_bytes)
 		kvp_http_buf_room(&r->body, r->conn->in.length); /* once; without memory piece by piece */
 }
 

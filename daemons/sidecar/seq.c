@@ -142,7 +142,7 @@ static void start_prefill(struct kvp_req *r)
 	}
 	kvp_engine_cfg(w, KVP_ENGINE_PREFILL, &r->target, &cfg);
 	cfg.deadline_ns = kvp_loop_now_ns(w->loop) + w->cfg->sidecar_prefill_deadline_ms * UINT64_C(1000000);
-	cfg.body_max_bytes = w->cfg->eff.sidecar_max_prefill_response_bytes;
+	cfg.body_max_bytes = w->cfg->eff.sidecar_max_answer_bytes;
 	cfg.request = &body;
 	kvp_leg_start(&r->prefill, &w->pool, &cfg, &prefill_ops, r);
 	if (hold(r, 0)) /* on a kept connection it has one copy more */

@@ -77,7 +77,6 @@ struct kvp_adapter {
 	const char *name;
 	const struct kvp_flow *flow;
 	enum kvp_result too_large; /* code of the 413 */
-	uint64_t (*body_max)(const struct kvp_config *cfg);
 	/* Judges the client's object, r->body. KVP_OK or *f. */
 	int (*check)(struct kvp_req *r, struct kvp_fail *f);
 	/* seq: body of the prefill leg; what to do with its answer: *body is the decode leg's, or the answer
