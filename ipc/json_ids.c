@@ -10,10 +10,12 @@ struct walk {
 	const char *s, *end;
 };
 
-static void skip_white(struct walk *w)
+static int skip_white(struct walk *w)
 {
+	const char *from = w->s;
 	while (w->s < w->end && (*w->s == ' ' || *w->s == '\n' || *w->s == '\r' || *w->s == '\t'))
 		w->s++;
+	return w->s > from;
 }
 
 static int take(struct walk *w, char c)
@@ -123,24 +125,57 @@ static uint64_t long_number(const char *s, size_t *used)
 	return v;
 }
 
-/* Up to eight digits in one word: first the position of the first byte that is no digit, then all digits at
- * once. No branch depends on the length of a number, which changes from id to id. */
-static uint64_t number(const char *s, size_t *used)
+/* The value of eight digits, the first one in the lowest byte. */
+static inline uint64_t eight(uint64_t w)
+{
+	w = (w * 10 + (w >> 8)) & 0x00ff00ff00ff00ffull;
+	w = (w * 100 + (w >> 16)) & 0x0000ffff0000ffffull;
+	return (w * 10000 + (w >> 32)) & 0xffffffffull;
+}
+
+/* Up to eight digits in one word, *n of them: first the position of the first byte that is no digit, then all
+ * digits at once. No branch depends on the length of a number, which changes from one to the next. */
+static uint64_t word(const char *s, size_t *n)
 {
 	uint64_t w;
 	memcpy(&w, s, 8);
 	w ^= 0x3030303030303030ull;
 	uint64_t other = ((w + 0x7676767676767676ull) | w) & 0x8080808080808080ull;
-	if (!other || (*s == '0' && (other & 0xff) == 0 && !(other & 0x8000)))
-		return long_number(s, used);
-	size_t n = (size_t)__builtin_ctzll(other) / 8;
-	*used = n;
-	if (!n)
+	*n = other ? (size_t)__builtin_ctzll(other) / 8 : 8;
+	if (!*n)
 		return 0;
-	w <<= 64 - 8 * n;
-	w = (w * 10 + (w >> 8)) & 0x00ff00ff00ff00ffull;
-	w = (w * 100 + (w >> 16)) & 0x0000ffff0000ffffull;
-	return (w * 10000 + (w >> 32)) & 0xffffffffull;
+	return eight(w << (64 - 8 * *n));
+}
+
+static uint64_t number(const char *s, size_t *used)
+{
+	uint64_t v = word(s, used);
+	return *used == 8 || (*s == '0' && *used > 1) ? long_number(s, used) : v;
+}
+
+/* A number of 64 bits with a sign: the bytes it takes, 0 if it is longer or written in another way. */
+static size_t signed_number(const char *s, int64_t *out)
+{
+	static const uint64_t ten_to[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+	size_t neg = *s == '-', n, len;
+	const char *d = s + neg;
+	uint64_t v = word(d, &len);
+	if (len == 8) {
+		uint64_t more = word(d + 8, &n);
+		v = v * ten_to[n] + more;
+		len += n;
+	}
+	if (len == 16) {
+		uint64_t more = word(d + 16, &n);
+		if (n > 3) /* might not fit in 64 bits */
+			return 0;
+		v = v * ten_to[n] + more;
+		len += n;
+	}
+	if (!len || (*d == '0' && (len > 1 || neg)) || v > (uint64_t)INT64_MAX + neg)
+		return 0;
+	*out = (int64_t)(neg ? 0 - v : v);
+	return neg + len;
 }
 
 /* Reads "[1, 2]" at the walk and leaves it behind the bracket. 0: not that simple. */
@@ -285,6 +320,219 @@ void kvp_json_ids_free(struct kvp_json_ids *ids)
 	free(ids->id);
 	free(ids->rest);
 	memset(ids, 0, sizeof(*ids));
+}
+
+/* -- lists -- */
+
+#define PASS_MAX 65536 /* bytes of other members that are passed over in search of lists */
+#define FIRST_CAP 256
+
+static int list_grow(struct kvp_json_list *l)
+{
+	size_t cap = l->cap ? 2 * l->cap : FIRST_CAP, size = l->of == KVP_JSON_LIST_U32 ? 4 : 8;
+	void *mem = realloc(l->mem, cap * size);
+	if (!mem)
+		return 0;
+	l->mem = mem;
+	l->cap = cap;
+	return 1;
+}
+
+/* Three digits and a comma, or two and a comma: the digits, 0 = something else. */
+static inline uint32_t tail_digits(const char *s, uint32_t *v)
+{
+	uint32_t c;
+	memcpy(&c, s, 4);
+	c ^= 0x2c303030u; /* the digits, and 0 for a comma as the fourth */
+	if (!(((c + 0x00060606u) | c) & 0xfff0f0f0u)) {
+		*v = (c & 0xff) * 100 + (c >> 8 & 0xff) * 10 + (c >> 16);
+		return 3;
+	}
+	c = (c ^ (0x30u ^ 0x2cu) << 16) & 0xffffff;
+	*v = (c & 0xff) * 10 + (c >> 8);
+	return (((c + 0x0606u) | c) & 0xfff0f0u) ? 0 : 2;
+}
+
+/* Numbers of 18 and 19 digits with a comma behind, as most hashes are: where the next one begins does not
+ * wait for their digits to be counted. Returns where it stopped; *cnt of at most cap numbers are stored. */
+static const char *long_numbers(const char *s, const char *end, int64_t *out, size_t cap, size_t *cnt)
+{
+	size_t n = *cnt;
+	for (; n < cap && end - s > 32; n++) {
+		uint64_t neg = *s == '-', a, b;
+		uint32_t low, more;
+		const char *d = s + neg;
+		memcpy(&a, d, 8);
+		memcpy(&b, d + 8, 8);
+		a ^= 0x3030303030303030ull;
+		b ^= 0x3030303030303030ull;
+		uint64_t other = ((a + 0x7676767676767676ull) | a | (b + 0x7676767676767676ull) | b) &
+				 0x8080808080808080ull;
+		more = tail_digits(d + 16, &low);
+		if (other || !more || !(a & 0xff))
+			break;
+		uint64_t v = (eight(a) * 100000000 + eight(b)) * (more == 3 ? 1000 : 100) + low;
+		if (v > (uint64_t)INT64_MAX + neg)
+			break;
+		out[n] = (int64_t)((v ^ (0 - neg)) + neg);
+		s = d + 17 + more;
+	}
+	*cnt = n;
+	return s;
+}
+
+/* Reads "[1, -2]" at the walk and leaves it behind the bracket. 0: not that simple. */
+static int list_at(struct walk *w, struct kvp_json_list *l)
+{
+	struct walk i = *w;
+	size_t used;
+	int white = 0;
+	if (!take(&i, '['))
+		return 0;
+	for (l->cnt = 0; i.s < i.end; i.s++) { /* past a comma */
+		if (*i.s <= ' ')
+			white |= skip_white(&i);
+		if (l->of == KVP_JSON_LIST_I64)
+			i.s = long_numbers(i.s, i.end, l->i64, l->cap, &l->cnt);
+		if (l->cnt == l->cap && !list_grow(l))
+			return 0;
+		if (l->of == KVP_JSON_LIST_U32)
+			l->u32[l->cnt] = (uint32_t)number(i.s, &used);
+		else
+			used = signed_number(i.s, &l->i64[l->cnt]);
+		if (!used || (size_t)(i.end - i.s) <= used)
+			return 0;
+		l->cnt++;
+		i.s += used;
+		if (*i.s <= ' ')
+			white |= skip_white(&i);
+		if (i.s < i.end && *i.s == ']') {
+			l->text = white ? NULL : w->s;
+			l->text_len = (size_t)(i.s + 1 - w->s);
+			w->s = i.s + 1;
+			return 1;
+		}
+		if (i.s == i.end || *i.s != ',')
+			return 0;
+	}
+	return 0;
+}
+
+/* Memory of a very long text does not stay. */
+static void lists_begin(struct kvp_json_lists *l)
+{
+	size_t most = l->rest_cap;
+	for (size_t i = 0; i < l->list_cnt; i++) {
+		l->list[i].is_read = 0;
+		most = l->list[i].cap > most ? l->list[i].cap : most;
+	}
+	if (most > KVP_JSON_IDS_KEEP)
+		kvp_json_lists_free(l);
+	l->rest_len = 0;
+}
+
+static int rest_put(struct kvp_json_lists *l, const char *from, const char *to)
+{
+	size_t n = (size_t)(to - from);
+	if (l->rest_cap < l->rest_len + n + KVP_JSON_SLACK_BYTES) {
+		size_t cap = 2 * (l->rest_len + n) + 4096;
+		char *rest = realloc(l->rest, cap);
+		if (!rest)
+			return 0;
+		l->rest = rest;
+		l->rest_cap = cap;
+	}
+	memcpy(l->rest + l->rest_len, from, n);
+	l->rest_len += n;
+	return 1;
+}
+
+static struct kvp_json_list *list_named(struct kvp_json_lists *l, const char *name, size_t len)
+{
+	for (size_t i = 0; i < l->list_cnt; i++)
+		if (strlen(l->list[i].key) == len && !memcmp(l->list[i].key, name, len))
+			return &l->list[i];
+	return NULL;
+}
+
+/* Reads the lists of the outermost object and leaves the text without their numbers in rest: how many. A name
+ * that comes again is read again, and then found twice by the parser. */
+static int take_lists(struct kvp_json_lists *l, const char *text, size_t len)
+{
+	struct walk w = {.s = text, .end = text + len};
+	const char *name, *kept = text;
+	size_t name_len, pass = PASS_MAX;
+	int cnt = 0;
+	if (!take(&w, '{'))
+		return 0;
+	do {
+		if (!next_member(&w, &name, &name_len))
+			break;
+		const char *from = w.s;
+		struct kvp_json_list *li = list_named(l, name, name_len);
+		if (li && list_at(&w, li)) {
+			if (!rest_put(l, kept, from + 1))
+				return 0;
+			kept = w.s - 1;
+			li->is_read = 1;
+			cnt++;
+			continue;
+		}
+		struct walk other = {w.s, (size_t)(w.end - w.s) > pass ? w.s + pass : w.end};
+		skip_value(&other);
+		pass -= (size_t)(other.s - w.s);
+		w.s = other.s;
+	} while (pass && take(&w, ','));
+	if (!cnt || !rest_put(l, kept, text + len))
+		return 0;
+	memset(l->rest + l->rest_len, 0, KVP_JSON_SLACK_BYTES);
+	return cnt;
+}
+
+/* Every list that was read is the one member of its name. */
+static int is_each_once(const struct kvp_json_lists *l, struct kvp_json_val root)
+{
+	size_t times[KVP_JSON_LISTS_MAX] = {0};
+	struct kvp_json_iter it = kvp_json_each(root);
+	while (kvp_json_next(&it))
+		for (size_t i = 0; i < l->list_cnt; i++)
+			times[i] += strlen(l->list[i].key) == it.key_len &&
+				    !memcmp(l->list[i].key, it.key, it.key_len);
+	for (size_t i = 0; i < l->list_cnt; i++)
+		if (l->list[i].is_read && times[i] != 1)
+			return 0;
+	return 1;
+}
+
+int kvp_json_lists_read(struct kvp_json *p, const char *text, size_t len, struct kvp_json_lists *l,
+	struct kvp_json_val *root, struct kvp_json_err *err)
+{
+	lists_begin(l);
+	if (len <= KVP_JSON_LEN_MAX && take_lists(l, text, len)) {
+		l->judged = l->rest;
+		l->judged_len = l->rest_len;
+		if (kvp_json_parse_slack(p, l->rest, l->rest_len, KVP_JSON_DEPTH_MAX, KVP_JSON_HAS_SLACK,
+			    root, err) == KVP_OK &&
+			is_each_once(l, *root))
+			return KVP_OK;
+	}
+	for (size_t i = 0; i < l->list_cnt; i++)
+		l->list[i].is_read = 0;
+	l->judged = text;
+	l->judged_len = len;
+	return kvp_json_parse_slack(p, text, len, KVP_JSON_DEPTH_MAX, KVP_JSON_HAS_SLACK, root, err);
+}
+
+void kvp_json_lists_free(struct kvp_json_lists *l)
+{
+	for (size_t i = 0; i < l->list_cnt; i++) {
+		free(l->list[i].mem);
+		l->list[i].mem = NULL;
+		l->list[i].cnt = l->list[i].cap = 0;
+	}
+	free(l->rest);
+	l->rest = NULL;
+	l->rest_len = l->rest_cap = 0;
 }
 
 /* -- the bytes of a value -- */

@@ -1,7 +1,8 @@
-/* Token ids and value spans straight from the text: the same verdicts as the parser's tree. */
+/* Token ids, lists and value spans straight from the text: the same verdicts as the parser's tree. */
 #include "ipc/json_ids.h"
 #include "tests/tap.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 static struct kvp_json *json;
@@ -180,6 +181,198 @@ static void test_depth(void)
 	kvp_json_ids_free(&ids);
 }
 
+/* -- lists -- */
+
+struct list_row {
+	const char *text;
+	int rc;
+	int ids, hashes;  /* read past the tree: how many; -1 they are not, or in the tree */
+	const char *copy; /* the hashes as they may be copied, NULL = not */
+};
+static const struct list_row list_rows[] = {
+	{"{\"ids\":[1,2],\"hashes\":[-1,0],\"model\":\"m\"}", KVP_OK, 2, 2, "[-1,0]"},
+	{"{\"hashes\":[9223372036854775807,-9223372036854775808]}", KVP_OK, -1, 2,
+		"[9223372036854775807,-9223372036854775808]"},
+	{" { \"model\" : \"m\" , \"hashes\" : [ 1 , 2,\n3\t] , \"ids\" : [4294967295]\r} ", KVP_OK, 1, 3,
+		NULL},
+	{"{\"hashes\":[1 ]}", KVP_OK, -1, 1, NULL},
+	{"{\"hashes\":[1, 2]}", KVP_OK, -1, 2, NULL},
+	{"{\"hashes\":[]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[9223372036854775808]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[-9223372036854775809]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[1,18446744073709551615,2]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[99999999999999999999999]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[-0]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[1.0]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[1e3,2]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[1,null]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[[1]]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":null,\"ids\":\"1\"}", KVP_OK, -1, -1, NULL},
+	{"{\"ids\":[4294967296],\"hashes\":[7]}", KVP_OK, -1, 1, "[7]"},
+	{"{\"ids\":[-1]}", KVP_OK, -1, -1, NULL},
+	{"{\"a\":{\"hashes\":[1]},\"b\":[\"hashes\",[1]]}", KVP_OK, -1, -1, NULL},
+	{"[{\"hashes\":[1]}]", KVP_OK, -1, -1, NULL},
+	{"[1]", KVP_OK, -1, -1, NULL},
+	/* a name that comes twice, also spelled in another way */
+	{"{\"hashes\":[1],\"hashes\":[2,3]}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[1],\"hash\\u0065s\":null}", KVP_OK, -1, -1, NULL},
+	{"{\"hashes\":[1.5],\"hashes\":[2,3]}", KVP_OK, -1, -1, NULL},
+	{"{\"ids\":[1],\"hashes\":[1],\"ids\":[2]}", KVP_OK, -1, -1, NULL},
+	/* no JSON */
+	{"", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[1,2]", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[1,2", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[1,2,]}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[1,,2]}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[01]}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[0123456789012345678]}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[-]}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[--1]}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[1],}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[1],\"b\":tru}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"b\":\"\xff\",\"hashes\":[1]}", KVP_ERR_PROTO, -1, -1, NULL},
+	{"{\"hashes\":[1]} x", KVP_ERR_PROTO, -1, -1, NULL},
+};
+
+static struct kvp_json_lists two_lists(void)
+{
+	return (struct kvp_json_lists){.list_cnt = 2,
+		.list = {{.key = "ids", .of = KVP_JSON_LIST_U32},
+			{.key = "hashes", .of = KVP_JSON_LIST_I64}}};
+}
+
+/* What was read past the tree of q is what the tree of the whole text says; everything else is there. */
+static int same_as_tree(const struct kvp_json_lists *l, struct kvp_json_val root, struct kvp_json_val whole)
+{
+	static int64_t i64[32768];
+	static uint32_t u32[32768];
+	struct kvp_json_val v, w;
+	size_t n;
+	int same = kvp_json_len(root) == kvp_json_len(whole) && kvp_json_type(root) == kvp_json_type(whole);
+	for (size_t i = 0; i < l->list_cnt; i++) {
+		const struct kvp_json_list *li = &l->list[i];
+		int is_u32 = li->of == KVP_JSON_LIST_U32;
+		if (!li->is_read) {
+			same &= (kvp_json_get(root, li->key, &v) == KVP_OK) ==
+				(kvp_json_get(whole, li->key, &w) == KVP_OK);
+			continue;
+		}
+		same &= kvp_json_get(root, li->key, &v) == KVP_OK && kvp_json_type(v) == KVP_JSON_ARR &&
+			kvp_json_len(v) == 0 && kvp_json_get(whole, li->key, &w) == KVP_OK;
+		if (!same)
+			return 0;
+		int rc = is_u32 ? kvp_json_u32s(w, u32, 32768, &n) : kvp_json_i64s(w, i64, 32768, &n);
+		same = rc == KVP_OK && n == li->cnt &&
+		       !memcmp(li->mem, is_u32 ? (void *)u32 : i64, n * (is_u32 ? 4 : 8));
+	}
+	return same;
+}
+
+static void test_lists(void)
+{
+	struct kvp_json_lists l = two_lists();
+	struct kvp_json *other = kvp_json_new();
+	for (size_t i = 0; i < sizeof(list_rows) / sizeof(list_rows[0]); i++) {
+		const struct list_row *r = &list_rows[i];
+		size_t len = strlen(r->text);
+		char *t = slack(r->text, len);
+		struct kvp_json_err e, e2;
+		struct kvp_json_val root, whole;
+		int rc = kvp_json_lists_read(json, t, len, &l, &root, &e);
+		const struct kvp_json_list *ids = &l.list[0], *h = &l.list[1];
+		ok(rc == r->rc && (ids->is_read ? (int)ids->cnt : -1) == r->ids &&
+				(h->is_read ? (int)h->cnt : -1) == r->hashes,
+			"lists of %s", r->text);
+		int rc2 = kvp_json_parse(other, t, len, 128, &whole, &e2);
+		ok(rc == rc2 && e.text == e2.text && (rc || same_as_tree(&l, root, whole)),
+			"as the parser has it");
+		if (h->is_read)
+			ok(r->copy ? h->text && strlen(r->copy) == h->text_len &&
+						!memcmp(h->text, r->copy, h->text_len)
+				   : !h->text,
+				"%s be copied", r->copy ? "they can" : "they can't");
+		free(t);
+	}
+	kvp_json_free(other);
+	kvp_json_lists_free(&l);
+}
+
+/* Every length of number, signs, mostly the longest; white space here and there. */
+static void test_long_lists(void)
+{
+	struct kvp_json_lists l = two_lists();
+	struct kvp_json_val root;
+	size_t n = 20000, len = 0, wrong = 0, bad = 0;
+	char *t = malloc(n * 24 + 128);
+	int64_t *want = malloc(n * sizeof(*want));
+	uint64_t x = 7;
+	len += (size_t)snprintf(t, 32, "{\"hashes\":[");
+	for (size_t i = 0; i < n; i++) {
+		x = x * 6364136223846793005ull + 1442695040888963407ull;
+		uint64_t y = x ^ x >> 31;
+		want[i] = i % 4 ? (int64_t)y : (int64_t)(y >> (x >> 58)) * (y & 1 ? 1 : -1);
+		want[i] = want[i] ? want[i] : 1;
+		len += (size_t)snprintf(
+			t + len, 32, "%s%" PRId64, i ? i % 50 ? "," : " , " : "", want[i]);
+	}
+	len += (size_t)snprintf(t + len, 64, "],\"n\":\"%s\"}", "after");
+	memset(t + len, '7', KVP_JSON_SLACK_BYTES);
+	int rc = kvp_json_lists_read(json, t, len, &l, &root, NULL);
+	for (size_t i = 0; rc == KVP_OK && i < l.list[1].cnt && i < n; i++)
+		wrong += l.list[1].i64[i] != want[i];
+	ok(rc == KVP_OK && l.list[1].is_read && l.list[1].cnt == n && !wrong,
+		"%zu signed numbers of every length are exact", n);
+	for (size_t cut = 1; cut < 400; cut++) {
+		char *c = slack(t, cut);
+		bad += kvp_json_lists_read(json, c, cut, &l, &root, NULL) != KVP_ERR_PROTO;
+		free(c);
+	}
+	is_u64(bad, 0, "a cut text is never accepted");
+	/* one byte of the first numbers changed: the parser's verdict, and its numbers */
+	struct kvp_json *other = kvp_json_new();
+	for (size_t at = 11; at < 300; at++)
+		for (const char *c = "0-,] .e\"9"; *c; c++) {
+			char *m = slack(t, 700);
+			struct kvp_json_val whole;
+			memcpy(m + 690, "0]}       ", 10);
+			m[at] = *c;
+			int rc2 = kvp_json_parse(other, m, 700, 128, &whole, NULL);
+			rc = kvp_json_lists_read(json, m, 700, &l, &root, NULL);
+			bad += rc != rc2 || (!rc && !same_as_tree(&l, root, whole));
+			free(m);
+		}
+	is_u64(bad, 0, "a changed byte means what it means to the parser");
+	kvp_json_free(other);
+	free(t);
+	free(want);
+	kvp_json_lists_free(&l);
+}
+
+static void test_lists_trim(void)
+{
+	struct kvp_json_lists l = two_lists();
+	struct kvp_json_val root;
+	size_t n = KVP_JSON_IDS_KEEP + 1, len = 11;
+	char *t = malloc(2 * n + 128);
+	memcpy(t, "{\"hashes\":[", len);
+	for (size_t i = 0; i < n; i++, len += 2)
+		memcpy(t + len, "1,", 2);
+	memcpy(t + len - 1, "]}", 2);
+	len++;
+	memset(t + len, 0, KVP_JSON_SLACK_BYTES);
+	ok(kvp_json_lists_read(json, t, len, &l, &root, NULL) == KVP_OK && l.list[1].cnt == n, "%zu numbers",
+		n);
+	kvp_json_trim(json, 1 << 20);
+	memcpy(t, "{\"hashes\":[5]}", 14);
+	memset(t + 14, 0, KVP_JSON_SLACK_BYTES);
+	ok(kvp_json_lists_read(json, t, 14, &l, &root, NULL) == KVP_OK && l.list[1].cnt == 1 &&
+			l.list[1].i64[0] == 5,
+		"after them one");
+	ok(l.list[1].cap < 1000, "takes little");
+	free(t);
+	kvp_json_lists_free(&l);
+}
+
 static void test_span(void)
 {
 	static const struct {
@@ -228,6 +421,9 @@ int main(void)
 	test_many();
 	test_trim();
 	test_depth();
+	test_lists();
+	test_long_lists();
+	test_lists_trim();
 	test_span();
 	test_surrogate();
 	kvp_json_free(json);

@@ -136,6 +136,29 @@ static void test_reserve(void)
 	is_u64(kvp_parse_output_block(&p, &f, &has), 422, "a string is no fraction");
 }
 
+/* The digits of an answer's hashes are the body's where a writer would write the same. */
+static void test_seq_text(void)
+{
+	struct kvp_select_request q;
+	uint64_t same[] = {UINT64_MAX, 5};
+	struct kvp_str t;
+	select_of("{\"sequence_hashes\":[-1,5],\"block_hashes\":[1, 2]}", &q);
+	t = kvp_parse_seq_text(&p, q.prompt.seq_hash, 2);
+	ok(t.ptr && t.len == 6 && !memcmp(t.ptr, "[-1,5]", 6), "hashes of the body as they stand there");
+	ok(q.prompt.block_hash_cnt == 2 && q.prompt.block_hash[1] == 2, "beside others with a blank");
+	ok(!kvp_parse_seq_text(&p, same, 2).ptr, "not those of another body");
+	ok(!kvp_parse_seq_text(&p, q.prompt.seq_hash, 1).ptr, "nor some of them");
+	select_of("{\"sequence_hashes\":[-1, 5]}", &q);
+	ok(q.prompt.seq_hash_cnt == 2 && !kvp_parse_seq_text(&p, q.prompt.seq_hash, 2).ptr,
+		"nor with a blank");
+	select_of("{\"sequence_hashes\":[-0]}", &q);
+	ok(q.prompt.seq_hash_cnt == 1 && !kvp_parse_seq_text(&p, q.prompt.seq_hash, 1).ptr, "nor -0");
+	select_of("{\"token_ids\":[1]}", &q);
+	ok(!kvp_parse_seq_text(&p, q.prompt.seq_hash, 0).ptr, "none in a body without");
+	is_u64(select_of("{\"token_ids\":[1,2,3],\"lora_name\":\"\\ud800\"}", &q), 400,
+		"half a surrogate pair beside token ids");
+}
+
 int main(void)
 {
 	kvp_parse_open(&p);
@@ -143,6 +166,7 @@ int main(void)
 	test_members();
 	test_refusals();
 	test_reserve();
+	test_seq_text();
 	kvp_parse_close(&p);
 	return done();
 }

@@ -32,6 +32,10 @@ static void *room(struct kvp_parse_buf *b, size_t n, size_t elem)
 int kvp_parse_open(struct kvp_parse *p)
 {
 	memset(p, 0, sizeof(*p));
+	p->lists = (struct kvp_json_lists){.list_cnt = KVP_PARSE_LIST_CNT,
+		.list = {[KVP_PARSE_TOKENS] = {.key = "token_ids", .of = KVP_JSON_LIST_U32},
+			[KVP_PARSE_BLOCK_HASHES] = {.key = "block_hashes", .of = KVP_JSON_LIST_I64},
+			[KVP_PARSE_SEQ_HASHES] = {.key = "sequence_hashes", .of = KVP_JSON_LIST_I64}}};
 	p->json = kvp_json_new();
 	return p->json ? KVP_OK : KVP_ERR_SYS;
 }
@@ -42,6 +46,7 @@ void kvp_parse_close(struct kvp_parse *p)
 		&p->allowed, &p->required, &p->preferred, &p->mm, &p->mm_hash};
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]->ptr);
+	kvp_json_lists_free(&p->lists);
 	kvp_json_free(p->json);
 	memset(p, 0, sizeof(*p));
 }
@@ -49,16 +54,23 @@ void kvp_parse_close(struct kvp_parse *p)
 int kvp_parse_body(struct kvp_parse *p, const void *body, size_t len)
 {
 	struct kvp_json_err err;
-	int rc = kvp_json_parse_slack(
-		p->json, body, len, KVP_JSON_DEPTH_MAX, KVP_JSON_HAS_SLACK, &p->root, &err);
+	int rc = kvp_json_lists_read(p->json, body, len, &p->lists, &p->root, &err);
 	if (rc == KVP_ERR_FULL)
 		return fail(p, 500, "out of memory");
 	if (rc)
 		return fail(p, 400, "request body is not JSON: %s", err.text);
 	if (kvp_json_type(p->root) != KVP_JSON_OBJ)
 		return fail(p, 422, "request body must be a JSON object");
-	p->lone_surrogate = kvp_json_lone_surrogate(body, len);
+	p->lone_surrogate = kvp_json_lone_surrogate(p->lists.judged, p->lists.judged_len);
 	return 0;
+}
+
+struct kvp_str kvp_parse_seq_text(const struct kvp_parse *p, const uint64_t *seq, uint32_t cnt)
+{
+	const struct kvp_json_list *l = &p->lists.list[KVP_PARSE_SEQ_HASHES];
+	if (!l->is_read || seq != (const uint64_t *)l->i64 || cnt != l->cnt || !l->text)
+		return (struct kvp_str){NULL, 0};
+	return (struct kvp_str){l->text, l->text_len};
 }
 
 /* present: the member is there and not null. */
@@ -142,9 +154,17 @@ static int token_list(struct kvp_parse *p, struct kvp_json_val v, const char *na
 }
 
 static int hash_list(
-	struct kvp_parse *p, const char *name, struct kvp_parse_buf *buf, const uint64_t **out, uint32_t *cnt)
+	struct kvp_parse *p, enum kvp_parse_list list, const uint64_t **out, uint32_t *cnt)
 {
+	struct kvp_parse_buf *buf = list == KVP_PARSE_BLOCK_HASHES ? &p->block_hash : &p->seq_hash;
+	const struct kvp_json_list *l = &p->lists.list[list];
+	const char *name = l->key;
 	struct kvp_json_val v;
+	if (l->is_read) {
+		*out = (const uint64_t *)l->i64;
+		*cnt = (uint32_t)l->cnt;
+		return 0;
+	}
 	if (!present(p->root, name, &v))
 		return 0;
 	size_t n = kvp_json_len(v);
@@ -215,7 +235,12 @@ static int tokens(struct kvp_parse *p, struct kvp_prompt *out)
 {
 	struct kvp_json_val info, list;
 	int rc;
-	if (present(p->root, "token_ids", &list)) {
+	const struct kvp_json_list *ids = &p->lists.list[KVP_PARSE_TOKENS];
+	if (ids->is_read) {
+		out->token = ids->u32;
+		out->token_cnt = (uint32_t)ids->cnt;
+		out->form = KVP_PROMPT_TOKENS;
+	} else if (present(p->root, "token_ids", &list)) {
 		rc = token_list(p, list, "token_ids", &p->token, &out->token, &out->token_cnt);
 		if (rc)
 			return rc;
@@ -243,8 +268,8 @@ static int prompt(struct kvp_parse *p, struct kvp_prompt *out)
 	memset(out, 0, sizeof(*out));
 	out->eagle = KVP_UNSET;
 	int rc = tokens(p, out);
-	rc = rc ? rc : hash_list(p, "block_hashes", &p->block_hash, &out->block_hash, &out->block_hash_cnt);
-	rc = rc ? rc : hash_list(p, "sequence_hashes", &p->seq_hash, &out->seq_hash, &out->seq_hash_cnt);
+	rc = rc ? rc : hash_list(p, KVP_PARSE_BLOCK_HASHES, &out->block_hash, &out->block_hash_cnt);
+	rc = rc ? rc : hash_list(p, KVP_PARSE_SEQ_HASHES, &out->seq_hash, &out->seq_hash_cnt);
 	rc = rc ? rc : opt_int(p, p->root, "isl_tokens", UINT64_MAX, &out->isl_tok, &out->has_isl);
 	rc = rc ? rc : opt_str(p, p->root, "lora_name", KVP_NAME_MAX, &out->lora);
 	rc = rc ? rc : opt_str(p, p->root, "cache_salt", KVP_NAME_MAX, &out->salt);

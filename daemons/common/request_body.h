@@ -12,16 +12,19 @@
 #define KVP_REQUEST_BODY_H
 
 #include <kvpick/selection.h>
-#include "ipc/json_in.h"
+#include "ipc/json_ids.h"
 
 struct kvp_parse_buf {
 	void *ptr;
 	size_t bytes;
 };
 
+enum kvp_parse_list { KVP_PARSE_TOKENS, KVP_PARSE_BLOCK_HASHES, KVP_PARSE_SEQ_HASHES, KVP_PARSE_LIST_CNT };
+
 struct kvp_parse {
 	struct kvp_json *json;
 	struct kvp_json_val root;
+	struct kvp_json_lists lists; /* by enum kvp_parse_list; in the tree they look empty */
 	int lone_surrogate; /* the body holds an unpaired surrogate escape somewhere */
 	struct kvp_parse_buf token, routing_token, block_hash, seq_hash, allowed, required, preferred, mm,
 		mm_hash;
@@ -34,6 +37,10 @@ void kvp_parse_close(struct kvp_parse *p);
 /* kvp_parse_body parses a body whose slack bytes are readable (HTTP server's promise) and insists on an
  * object. */
 int kvp_parse_body(struct kvp_parse *p, const void *body, size_t len);
+
+/* kvp_parse_seq_text: seq[0..cnt) as a JSON array in the body last parsed, if that is where the hashes are
+ * from and a writer would write the same; else empty. Lives as long as the body. */
+struct kvp_str kvp_parse_seq_text(const struct kvp_parse *p, const uint64_t *seq, uint32_t cnt);
 
 /* Each reads the object last parsed. q is filled completely on success. */
 int kvp_parse_select(struct kvp_parse *p, struct kvp_select_request *q);

@@ -42,16 +42,28 @@ static void write_worker_load(struct kvp_jw *w, const struct kvp_worker_load *l)
 	kvp_jw_end(w);
 }
 
-static void write_selection(struct kvp_jw *w, struct kvp_str model, struct kvp_str group,
+/* Most clients send the hashes themselves: their digits are copied. An answer that had to wait has hashes of
+ * its own. */
+static void write_hashes(struct kvp_httpd *h, const struct kvp_select_answer *a)
+{
+	struct kvp_str text = kvp_parse_seq_text(&h->parse, a->seq_hash, a->seq_cnt);
+	kvp_jw_key(&h->out, "sequence_hashes");
+	if (text.ptr)
+		kvp_jw_raw(&h->out, text.ptr, text.len);
+	else
+		kvp_jw_i64s(&h->out, (const int64_t *)a->seq_hash, a->seq_cnt);
+}
+
+static void write_selection(struct kvp_httpd *h, struct kvp_str model, struct kvp_str group,
 	const struct kvp_select_answer *a, enum kvp_select_kind kind)
 {
+	struct kvp_jw *w = &h->out;
 	kvp_jw_reset(w);
 	kvp_jw_obj(w);
 	if (a->selection_id.ptr)
 		key_str(w, "selection_id", a->selection_id);
 	if (kind == KVP_SELECT_AND_RESERVE) {
-		kvp_jw_key(w, "sequence_hashes");
-		kvp_jw_i64s(w, (const int64_t *)a->seq_hash, a->seq_cnt);
+		write_hashes(h, a);
 		kvp_jw_ku64(w, "isl_tokens", a->isl_tok);
 		kvp_jw_kbool(w, "track_prefill_tokens", a->track_prefill_tokens == KVP_YES);
 	}
@@ -108,7 +120,7 @@ void kvp_reply_selection(struct kvp_call *c, int status, struct kvp_str model, s
 	} else if (status != 200) {
 		kvp_reply_error(c, status, kvp_selection_error(h->selection));
 	} else {
-		write_selection(&h->out, model, group, a, kind);
+		write_selection(h, model, group, a, kind);
 		if (kind == KVP_SELECT_AND_RESERVE && kvp_httpd_hint_begin(c, a))
 			return;
 		if (kind == KVP_SELECT_AND_RESERVE)

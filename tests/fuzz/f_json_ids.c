@@ -47,11 +47,37 @@ static void span(
 	(void)p;
 }
 
+/* Lists read past the tree, against the tree of the whole text. */
+static void lists(struct kvp_json *q, const char *text, size_t len, int whole_rc, struct kvp_json_val whole)
+{
+	struct kvp_json_lists l = {.list_cnt = 2,
+		.list = {{.key = KEY, .of = KVP_JSON_LIST_U32}, {.key = "hashes", .of = KVP_JSON_LIST_I64}}};
+	struct kvp_json_val root, v;
+	int rc = kvp_json_lists_read(q, text, len, &l, &root, NULL);
+	KVP_ASSERT(rc == whole_rc);
+	for (size_t i = 0; rc == KVP_OK && i < l.list_cnt; i++) {
+		const struct kvp_json_list *li = &l.list[i];
+		size_t size = li->of == KVP_JSON_LIST_U32 ? 4 : 8, n = 0;
+		void *mem = malloc((len + 1) * size);
+		KVP_ASSERT(mem);
+		if (li->is_read) {
+			KVP_ASSERT(kvp_json_get(whole, li->key, &v) == KVP_OK);
+			KVP_ASSERT((size == 4 ? kvp_json_u32s(v, mem, len + 1, &n)
+					      : kvp_json_i64s(v, mem, len + 1, &n)) == KVP_OK);
+			KVP_ASSERT(n == li->cnt && n && !memcmp(mem, li->mem, n * size));
+			KVP_ASSERT(!li->text || (li->text[0] == '[' && li->text[li->text_len - 1] == ']'));
+		}
+		free(mem);
+	}
+	KVP_ASSERT(rc != KVP_OK || kvp_json_len(root) == kvp_json_len(whole));
+	kvp_json_lists_free(&l);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
 	static struct kvp_json *p, *q;
 	struct kvp_json_ids ids = {.id = NULL};
-	struct kvp_json_val root;
+	struct kvp_json_val root = {NULL, 0};
 	struct kvp_json_err e, e2;
 	char *text = malloc(len + KVP_JSON_SLACK_BYTES);
 	uint32_t *id = malloc((len + 1) * sizeof(*id));
@@ -68,6 +94,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 	int has = rc == KVP_OK && by_tree(root, id, len + 1, &n) == 0;
 	if (rc == KVP_OK)
 		span(p, q, text, len, root);
+	lists(q, text, len, rc, root);
 	rc = kvp_json_ids_read(q, text, len, KEY, &ids, &e2);
 	KVP_ASSERT((rc == KVP_OK) == has);
 	KVP_ASSERT(rc != KVP_OK || (ids.cnt == n && (!n || !memcmp(ids.id, id, n * sizeof(*id)))));
