@@ -6,15 +6,27 @@
 #include <string.h>
 #include <zmq.h>
 
+#include "ipc/zmq_monitor.h"
 #include "ipc/zmq_sub.h"
+
+#define BURST 16 /* messages of one peer before the next has its turn */
+
+struct peer {
+	struct kvp_zmq_mesh *mesh;
+	void *sub; /* NULL: none was to be had, tend tries again */
+	struct kvp_zmq_monitor monitor;
+	struct kvp_watch watch;
+	int is_ready; /* may have something to read; its watch says when it has, if there is a loop */
+	char endpoint[];
+};
 
 struct kvp_zmq_mesh {
 	struct kvp_zmq_mesh_cfg cfg;
-	void *pub, *sub; /* sub NULL until the first peer */
+	void *pub;
 	struct kvp_loop *loop;
-	struct kvp_watch pub_watch, sub_watch;
-	char **endpoint;
-	uint32_t cnt, cap;
+	struct kvp_watch pub_watch;
+	struct peer **peer;
+	uint32_t cnt, cap, at; /* at: whose turn it is */
 	uint16_t port;
 	struct kvp_zmq_mesh_stat stat;
 };
@@ -49,6 +61,15 @@ static void *open_socket(const struct kvp_zmq_mesh *m, int type)
 	zmq_close(sock);
 	errno = e;
 	return NULL;
+}
+
+static void peer_close(struct peer *p)
+{
+	kvp_loop_unwatch(&p->watch);
+	kvp_zmq_monitor_close(&p->monitor);
+	if (p->sub)
+		zmq_close(p->sub);
+	p->sub = NULL;
 }
 
 static int is_wildcard(const char *ip)
@@ -109,14 +130,13 @@ void kvp_zmq_mesh_close(struct kvp_zmq_mesh *m)
 	if (!m)
 		return;
 	kvp_loop_unwatch(&m->pub_watch);
-	kvp_loop_unwatch(&m->sub_watch);
-	if (m->sub)
-		zmq_close(m->sub);
+	while (m->cnt) {
+		peer_close(m->peer[--m->cnt]);
+		free(m->peer[m->cnt]);
+	}
+	free(m->peer);
 	if (m->pub)
 		zmq_close(m->pub);
-	while (m->cnt)
-		free(m->endpoint[--m->cnt]);
-	free(m->endpoint);
 	free(m);
 }
 
@@ -142,11 +162,12 @@ static void on_pub(void *ctx, int fd)
  * the descriptor been emptied. */
 static void on_sub(void *ctx, int fd)
 {
-	(void)ctx;
+	struct peer *p = ctx;
 	(void)fd;
+	p->is_ready = 1;
 }
 
-static int watch(struct kvp_zmq_mesh *m, void *sock, struct kvp_watch *w, void (*cb)(void *, int))
+static int watch(struct kvp_zmq_mesh *m, void *sock, struct kvp_watch *w, void (*cb)(void *, int), void *ctx)
 {
 	int fd;
 	size_t len = sizeof(fd);
@@ -154,15 +175,17 @@ static int watch(struct kvp_zmq_mesh *m, void *sock, struct kvp_watch *w, void (
 		return KVP_OK;
 	if (zmq_getsockopt(sock, ZMQ_FD, &fd, &len))
 		return KVP_ERR_SYS;
-	return kvp_loop_watch_fd(m->loop, w, fd, cb, m);
+	return kvp_loop_watch_fd(m->loop, w, fd, cb, ctx);
 }
 
 int kvp_zmq_mesh_watch(struct kvp_zmq_mesh *m, struct kvp_loop *l)
 {
 	m->loop = l;
-	int rc = watch(m, m->pub, &m->pub_watch, on_pub);
+	int rc = watch(m, m->pub, &m->pub_watch, on_pub, m);
 	on_pub(m, -1); /* what came before */
-	return rc ? rc : watch(m, m->sub, &m->sub_watch, on_sub);
+	for (uint32_t i = 0; !rc && i < m->cnt; i++)
+		rc = watch(m, m->peer[i]->sub, &m->peer[i]->watch, on_sub, m->peer[i]);
+	return rc;
 }
 
 /* ---- peers ---- */
@@ -170,7 +193,7 @@ int kvp_zmq_mesh_watch(struct kvp_zmq_mesh *m, struct kvp_loop *l)
 static uint32_t find(const struct kvp_zmq_mesh *m, const char *endpoint)
 {
 	uint32_t i = 0;
-	while (i < m->cnt && strcmp(m->endpoint[i], endpoint) != 0)
+	while (i < m->cnt && strcmp(m->peer[i]->endpoint, endpoint) != 0)
 		i++;
 	return i;
 }
@@ -180,30 +203,47 @@ static int room(struct kvp_zmq_mesh *m)
 	if (m->cnt < m->cap)
 		return KVP_OK;
 	uint32_t cap = m->cap ? 2 * m->cap : 8;
-	char **p = realloc(m->endpoint, cap * sizeof(*p));
+	struct peer **p = realloc(m->peer, cap * sizeof(*p));
 	if (!p)
 		return KVP_ERR_SYS;
-	m->endpoint = p;
+	m->peer = p;
 	m->cap = cap;
 	return KVP_OK;
+}
+
+/* KVP_ERR_SYS; KVP_ERR_INVAL: the library does not take the endpoint. */
+static int peer_open(struct peer *p)
+{
+	struct kvp_zmq_mesh *m = p->mesh;
+	int rc = KVP_ERR_SYS;
+	p->sub = open_socket(m, ZMQ_SUB);
+	if (p->sub && set_int(p->sub, ZMQ_IPV6, !strncmp(p->endpoint, "tcp://[", 7)) == 0) {
+		kvp_zmq_monitor_open(&p->monitor, m->cfg.zmq, p->sub);
+		rc = zmq_connect(p->sub, p->endpoint) ? KVP_ERR_INVAL : KVP_OK;
+	}
+	rc = rc ? rc : watch(m, p->sub, &p->watch, on_sub, p);
+	if (rc)
+		peer_close(p);
+	p->is_ready = !rc;
+	return rc;
 }
 
 int kvp_zmq_mesh_connect(struct kvp_zmq_mesh *m, const char *endpoint)
 {
 	if (find(m, endpoint) < m->cnt)
 		return KVP_ERR_EXISTS;
-	if (room(m) || (!m->sub && !(m->sub = open_socket(m, ZMQ_SUB))))
+	size_t len = strlen(endpoint) + 1;
+	struct peer *p = room(m) ? NULL : calloc(1, sizeof(*p) + len);
+	if (!p)
 		return KVP_ERR_SYS;
-	int rc = watch(m, m->sub, &m->sub_watch, on_sub);
-	char *copy = rc ? NULL : strdup(endpoint);
-	if (!copy)
-		return KVP_ERR_SYS;
-	if (set_int(m->sub, ZMQ_IPV6, !strncmp(endpoint, "tcp://[", 7)) || zmq_connect(m->sub, endpoint)) {
-		free(copy);
-		return KVP_ERR_INVAL;
-	}
-	m->endpoint[m->cnt++] = copy;
-	return KVP_OK;
+	p->mesh = m;
+	memcpy(p->endpoint, endpoint, len);
+	int rc = peer_open(p);
+	if (rc)
+		free(p);
+	else
+		m->peer[m->cnt++] = p;
+	return rc;
 }
 
 int kvp_zmq_mesh_disconnect(struct kvp_zmq_mesh *m, const char *endpoint)
@@ -211,10 +251,24 @@ int kvp_zmq_mesh_disconnect(struct kvp_zmq_mesh *m, const char *endpoint)
 	uint32_t i = find(m, endpoint);
 	if (i == m->cnt)
 		return KVP_ERR_NOTFOUND;
-	zmq_disconnect(m->sub, endpoint); /* what its pipe still holds is dropped */
-	free(m->endpoint[i]);
-	m->endpoint[i] = m->endpoint[--m->cnt];
+	peer_close(m->peer[i]); /* what its pipe still holds is dropped */
+	free(m->peer[i]);
+	m->peer[i] = m->peer[--m->cnt];
 	return KVP_OK;
+}
+
+void kvp_zmq_mesh_tend(struct kvp_zmq_mesh *m)
+{
+	for (uint32_t i = 0; i < m->cnt; i++) {
+		struct peer *p = m->peer[i];
+		kvp_zmq_monitor_read(&p->monitor);
+		int gave_up = kvp_zmq_monitor_gave_up(&p->monitor);
+		if (p->sub && !gave_up)
+			continue;
+		m->stat.given_up += (uint64_t)gave_up;
+		peer_close(p);
+		peer_open(p);
+	}
 }
 
 uint32_t kvp_zmq_mesh_cnt(const struct kvp_zmq_mesh *m)
@@ -224,7 +278,7 @@ uint32_t kvp_zmq_mesh_cnt(const struct kvp_zmq_mesh *m)
 
 const char *kvp_zmq_mesh_endpoint(const struct kvp_zmq_mesh *m, uint32_t i)
 {
-	return m->endpoint[i];
+	return m->peer[i]->endpoint;
 }
 
 /* ---- messages ---- */
@@ -242,7 +296,7 @@ int kvp_zmq_mesh_send(struct kvp_zmq_mesh *m, enum kvp_replica_topic t, const vo
 }
 
 /* One whole message into the first two frames; later ones are read and dropped. 0 = there is none. */
-static uint32_t take(struct kvp_zmq_mesh *m, zmq_msg_t frame[2])
+static uint32_t take(struct peer *p, zmq_msg_t frame[2])
 {
 	zmq_msg_t rest;
 	uint32_t n = 0;
@@ -251,7 +305,7 @@ static uint32_t take(struct kvp_zmq_mesh *m, zmq_msg_t frame[2])
 		zmq_msg_t *at = n < 2 ? &frame[n] : &rest;
 		if (n >= 2)
 			zmq_msg_init(&rest);
-		if (zmq_msg_recv(at, m->sub, ZMQ_DONTWAIT) < 0)
+		if (zmq_msg_recv(at, p->sub, ZMQ_DONTWAIT) < 0)
 			return n ? UINT32_MAX : 0; /* parts come together, but for the end of the context */
 		more = zmq_msg_more(at);
 		if (n >= 2)
@@ -265,28 +319,52 @@ static int topic_of(zmq_msg_t *frame, enum kvp_replica_topic *t)
 	return kvp_replica_topic_of(zmq_msg_data(frame), zmq_msg_size(frame), t);
 }
 
+enum heard { HEARD_NOTHING, HEARD_ONE, HEARD_ENOUGH };
+
+static enum heard hear(struct kvp_zmq_mesh *m, struct peer *p)
+{
+	zmq_msg_t frame[2];
+	enum kvp_replica_topic t;
+	int is_full = 0;
+	zmq_msg_init(&frame[0]);
+	zmq_msg_init(&frame[1]);
+	uint32_t n = take(p, frame);
+	if (n == 2 && topic_of(&frame[0], &t) == KVP_OK) {
+		m->stat.received++;
+		is_full = m->cfg.on_message(m->cfg.ctx, t, zmq_msg_data(&frame[1]), zmq_msg_size(&frame[1]));
+	} else if (n) {
+		m->stat.bad_frames++;
+	}
+	zmq_msg_close(&frame[0]);
+	zmq_msg_close(&frame[1]);
+	return !n ? HEARD_NOTHING : is_full ? HEARD_ENOUGH : HEARD_ONE;
+}
+
+/* Up to max messages of one peer, their number to *cnt. Without a loop nobody says who is ready. */
+static enum heard hear_out(struct kvp_zmq_mesh *m, struct peer *p, uint32_t max, uint32_t *cnt)
+{
+	enum heard got = HEARD_ONE;
+	if (!p->sub || (m->loop && !p->is_ready))
+		return HEARD_NOTHING;
+	for (*cnt = 0; *cnt < max && got == HEARD_ONE; *cnt += got != HEARD_NOTHING)
+		got = hear(m, p);
+	p->is_ready = got != HEARD_NOTHING;
+	return got;
+}
+
 int kvp_zmq_mesh_work(struct kvp_zmq_mesh *m, uint32_t max)
 {
-	int is_full = 0;
-	for (uint32_t i = 0; m->sub && i < max && !is_full; i++) {
-		zmq_msg_t frame[2];
-		enum kvp_replica_topic t;
-		zmq_msg_init(&frame[0]);
-		zmq_msg_init(&frame[1]);
-		uint32_t n = take(m, frame);
-		if (n == 2 && topic_of(&frame[0], &t) == KVP_OK) {
-			m->stat.received++;
-			is_full = m->cfg.on_message(
-				m->cfg.ctx, t, zmq_msg_data(&frame[1]), zmq_msg_size(&frame[1]));
-		} else if (n) {
-			m->stat.bad_frames++;
-		}
-		zmq_msg_close(&frame[0]);
-		zmq_msg_close(&frame[1]);
-		if (!n)
-			return 0;
+	uint32_t silent = 0; /* peers in a row that have nothing */
+	while (max && silent < m->cnt) {
+		uint32_t cnt = 0, at = m->at < m->cnt ? m->at : 0;
+		enum heard got = hear_out(m, m->peer[at], max < BURST ? max : BURST, &cnt);
+		m->at = at + 1;
+		max -= cnt;
+		silent = got == HEARD_NOTHING ? silent + 1 : 0;
+		if (got == HEARD_ENOUGH)
+			return 1;
 	}
-	return m->sub != NULL;
+	return silent < m->cnt;
 }
 
 const struct kvp_zmq_mesh_stat *kvp_zmq_mesh_stat(const struct kvp_zmq_mesh *m)

@@ -1,11 +1,14 @@
-/* ipc/zmq_mesh.h — one replica's place in a full mesh: a bound PUB socket, and one SUB socket connected to
- * every peer's PUB.
+/* ipc/zmq_mesh.h — one replica's place in a full mesh: a bound PUB socket, and for every peer a SUB socket
+ * connected to the peer's PUB.
  *
- * Shape      two ZMQ sockets and the list of connected endpoints. Nothing is relayed, acknowledged or kept.
+ * Shape      the ZMQ sockets and the list of peers. Nothing is relayed, acknowledged or kept.
  * Truth      the sockets. A message is two frames (ipc/replica_msg.h).
  * Writers    the thread that opened it.
  * Who        kvpick-peer, one mesh a role.
- * Ordering   messages of one publisher come in its order; between publishers there is none.
+ * Ordering   messages of one publisher come in its order; between publishers there is none, but each has its
+ *            turn.
+ * Given up   a frame that is much too long costs its sender the connection, which the library then gives up
+ *            (zmq_monitor.h): kvp_zmq_mesh_tend makes that peer's socket anew. Others lose nothing by it.
  * Lifetime   open to close. What nobody has received at the end is lost, and so is what a peer publishes
  *            before its subscription has come to it.
  * Crash      the kernel closes everything; peers connect again by themselves.
@@ -16,6 +19,8 @@
 
 #include "ipc/loop.h"
 #include "ipc/replica_msg.h"
+
+#define KVP_ZMQ_MESH_SOCKETS 3 /* of a peer: what hears it, and two ends of its monitor */
 
 struct kvp_zmq_mesh;
 
@@ -36,6 +41,7 @@ struct kvp_zmq_mesh_stat {
 	uint64_t bad_frames; /* other numbers of frames, other topics */
 	uint64_t sent;	     /* messages given to the library */
 	uint64_t unsent;     /* refused by it */
+	uint64_t given_up;   /* connections that the library gave up, and were made anew */
 };
 
 /* kvp_zmq_mesh_open binds the PUB socket. KVP_OK; KVP_ERR_SYS, errno says why (EADDRINUSE: the port is
@@ -56,6 +62,10 @@ int kvp_zmq_mesh_connect(struct kvp_zmq_mesh *m, const char *endpoint);
 int kvp_zmq_mesh_disconnect(struct kvp_zmq_mesh *m, const char *endpoint);
 uint32_t kvp_zmq_mesh_cnt(const struct kvp_zmq_mesh *m);
 const char *kvp_zmq_mesh_endpoint(const struct kvp_zmq_mesh *m, uint32_t i); /* i < cnt; order may change */
+
+/* kvp_zmq_mesh_tend makes anew what the library has given up; to be called about once a second. Not from
+ * on_message. */
+void kvp_zmq_mesh_tend(struct kvp_zmq_mesh *m);
 
 /* kvp_zmq_mesh_send publishes; never blocks. KVP_OK also if nobody listens or a peer's queue is full (the
  * library drops it there); KVP_ERR_SYS. */

@@ -5,14 +5,13 @@
  * have to come before it, and the consumer may have no room. Nothing is read from the live socket meanwhile.
  */
 #include <errno.h>
-#include <inttypes.h>
-#include <kvpick/atomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <zmq.h>
 
+#include "ipc/zmq_monitor.h"
 #include "ipc/zmq_sub.h"
 
 #define FRAME_MAX 5
@@ -29,7 +28,8 @@ enum held { HELD_NONE, HELD_JUDGE, HELD_RESET, HELD_WAIT, HELD_CLEAR, HELD_APPLY
 struct kvp_zmq_sub {
 	struct kvp_zmq_sub_cfg cfg;
 	char endpoint[KVP_ZMQ_ENDPOINT_MAX + 1], replay_endpoint[KVP_ZMQ_ENDPOINT_MAX + 1];
-	void *live, *dealer, *monitor;
+	void *live, *dealer;
+	struct kvp_zmq_monitor monitor; /* of live */
 	enum kvp_zmq_state state;
 	char error[160];
 	struct kvp_zmq_cursor cursor;
@@ -37,9 +37,7 @@ struct kvp_zmq_sub {
 	enum held held; /* what the live message in msg waits for */
 	zmq_msg_t msg, reply;
 	uint64_t msg_seq, reply_seq;
-	int has_reply, is_blocked, is_connected;
-	uint64_t handshakes;
-	uint64_t lost_ns; /* the connection ended then, and the library has not begun another; 0 = no */
+	int has_reply, is_blocked;
 	int is_fetching;  /* the running replay is a fetch: no live message is held */
 	int needs_reset;  /* on_reset is due before anything else, for reset_why */
 	enum kvp_zmq_why reset_why;
@@ -119,9 +117,7 @@ static void close_socket(void **sock)
 
 static void close_sockets(struct kvp_zmq_sub *s)
 {
-	if (s->live)
-		zmq_socket_monitor(s->live, NULL, 0);
-	close_socket(&s->monitor);
+	kvp_zmq_monitor_close(&s->monitor);
 	close_socket(&s->live);
 	close_socket(&s->dealer);
 }
@@ -130,8 +126,6 @@ static void close_sockets(struct kvp_zmq_sub *s)
 static void fail(struct kvp_zmq_sub *s, const char *what, const char *why)
 {
 	s->state = KVP_ZMQ_FAILED;
-	s->is_connected = 0;
-	s->lost_ns = 0;
 	snprintf(s->error, sizeof(s->error), "%s: %s", what, why);
 	close_sockets(s);
 }
@@ -153,41 +147,16 @@ static void open_dealer(struct kvp_zmq_sub *s)
 		close_socket(&s->dealer);
 }
 
-/* Handshakes of the live socket are told through a monitor. Without one, is_connected stays 0. */
-static void open_monitor(struct kvp_zmq_sub *s)
-{
-	static uint64_t serial; /* the library frees names late */
-	char addr[64];
-	snprintf(addr, sizeof(addr), "inproc://kvp-monitor-%" PRIu64, kvp_faa_rlx_u64(&serial, 1));
-	if (zmq_socket_monitor(s->live, addr,
-		    ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CONNECT_RETRIED))
-		return;
-	s->monitor = zmq_socket(s->cfg.zmq, ZMQ_PAIR);
-	if (s->monitor && (set_int(s->monitor, ZMQ_LINGER, 0) || zmq_connect(s->monitor, addr)))
-		close_socket(&s->monitor);
-}
-
 int kvp_zmq_sub_is_connected(struct kvp_zmq_sub *s)
 {
-	zmq_msg_t m;
-	zmq_msg_init(&m);
-	while (s->monitor && zmq_msg_recv(&m, s->monitor, ZMQ_DONTWAIT) >= 0) {
-		if (zmq_msg_size(&m) < 2 || !zmq_msg_more(&m)) /* the second frame is the address */
-			continue;
-		uint16_t event;
-		memcpy(&event, zmq_msg_data(&m), sizeof(event));
-		s->is_connected = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
-		s->handshakes += (uint64_t)s->is_connected;
-		s->lost_ns = event == ZMQ_EVENT_DISCONNECTED ? now_ns() : 0;
-	}
-	zmq_msg_close(&m);
-	return s->is_connected;
+	kvp_zmq_monitor_read(&s->monitor);
+	return s->monitor.is_connected;
 }
 
 uint64_t kvp_zmq_sub_handshakes(struct kvp_zmq_sub *s)
 {
-	kvp_zmq_sub_is_connected(s);
-	return s->handshakes;
+	kvp_zmq_monitor_read(&s->monitor);
+	return s->monitor.handshakes;
 }
 
 static int is_running(const struct kvp_zmq_sub *s)
@@ -195,14 +164,10 @@ static int is_running(const struct kvp_zmq_sub *s)
 	return s->state == KVP_ZMQ_CATCHING_UP || s->state == KVP_ZMQ_ACTIVE;
 }
 
-/* The library says at once that it will try again, if it will. It doesn't after a frame over the limit: such
- * a session has ended for good. */
 void kvp_zmq_sub_look(struct kvp_zmq_sub *s)
 {
-	kvp_zmq_sub_is_connected(s);
-	if (!is_running(s) || !s->lost_ns || now_ns() - s->lost_ns < KVP_ZMQ_GIVEN_UP_MS * NS_PER_MS)
-		return;
-	if (s->held == HELD_NONE && !s->is_fetching)
+	kvp_zmq_monitor_read(&s->monitor);
+	if (is_running(s) && kvp_zmq_monitor_gave_up(&s->monitor) && s->held == HELD_NONE && !s->is_fetching)
 		fail(s, "connection", "closed for good, as after a frame over the limit");
 }
 
@@ -226,7 +191,7 @@ static void connect_live(struct kvp_zmq_sub *s)
 		fail(s, "socket", zmq_strerror(errno));
 		return;
 	}
-	open_monitor(s);
+	kvp_zmq_monitor_open(&s->monitor, s->cfg.zmq, s->live);
 	if (zmq_connect(s->live, s->endpoint)) {
 		fail(s, "connect", zmq_strerror(errno));
 		return;
@@ -448,7 +413,7 @@ static void replay_begin(struct kvp_zmq_sub *s, uint64_t start)
 /* When a fetch is to be made: 0 = none, or not before the live socket has shaken hands. */
 static uint64_t fetch_deadline(const struct kvp_zmq_sub *s)
 {
-	if (!s->fetch_left || !s->cursor.has_replay || (!s->is_connected && s->monitor))
+	if (!s->fetch_left || !s->cursor.has_replay || (!s->monitor.is_connected && s->monitor.sock))
 		return 0;
 	uint64_t cool = s->cursor.cooldown_until_ns, at = s->fetch_ns > cool ? s->fetch_ns : cool;
 	return at ? at : 1;
@@ -758,8 +723,8 @@ static uint32_t poll_items(const struct kvp_zmq_sub *s, zmq_pollitem_t *item)
 		item[n++] = (zmq_pollitem_t){.socket = s->live, .events = ZMQ_POLLIN};
 	if (s->dealer)
 		item[n++] = (zmq_pollitem_t){.socket = s->dealer, .events = ZMQ_POLLIN};
-	if (s->fetch_left && s->held == HELD_NONE && s->monitor)
-		item[n++] = (zmq_pollitem_t){.socket = s->monitor, .events = ZMQ_POLLIN};
+	if (s->fetch_left && s->held == HELD_NONE && s->monitor.sock)
+		item[n++] = (zmq_pollitem_t){.socket = s->monitor.sock, .events = ZMQ_POLLIN};
 	return n;
 }
 

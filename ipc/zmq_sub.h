@@ -38,7 +38,6 @@
 #define KVP_ZMQ_NO_COOLDOWN UINT32_MAX
 #define KVP_ZMQ_FETCH_AGAIN_MS 1000
 #define KVP_ZMQ_RCVHWM 100000     /* default: what publishers use */
-#define KVP_ZMQ_GIVEN_UP_MS 1000
 
 enum kvp_zmq_source { KVP_ZMQ_LIVE, KVP_ZMQ_REPLAYED };
 
@@ -159,8 +158,8 @@ const char *kvp_zmq_sub_error(const struct kvp_zmq_sub *s); /* "" if not failed 
 /* kvp_zmq_sub_is_connected: has the live socket finished a handshake with the publisher (and not lost it)? */
 int kvp_zmq_sub_is_connected(struct kvp_zmq_sub *s);
 /* kvp_zmq_sub_look: to be called several times a second. A listener whose connection the library has ended
- * without trying again (it does so for a frame over the limit) becomes FAILED after KVP_ZMQ_GIVEN_UP_MS, so
- * that it can be tried again. */
+ * without trying again (zmq_monitor.h) becomes FAILED after KVP_ZMQ_GIVEN_UP_MS, so that it can be tried
+ * again. */
 void kvp_zmq_sub_look(struct kvp_zmq_sub *s);
 /* kvp_zmq_sub_handshakes counts them since open: the same number, connected both times, means that nothing
  * sent meanwhile was lost on a broken connection. */

@@ -5,6 +5,7 @@
 #include <zmq.h>
 
 #include "ipc/zmq_mesh.h"
+#include "ipc/zmq_monitor.h"
 #include "tests/procs.h"
 #include "tests/replica_vec.h"
 
@@ -143,6 +144,104 @@ static void removal(void)
 	zmq_close(pub[1]);
 }
 
+/* A peer that always has more to say does not keep the others waiting. */
+static void taking_turns(void)
+{
+	char endpoint[3][96];
+	void *pub[3];
+	struct kvp_zmq_mesh *m = open_mesh(1u << KVP_REPLICA_LIFECYCLE);
+	uint64_t end = now_ms() + 10000, was;
+	uint32_t others = 0;
+	got = 0;
+	for (int i = 0; i < 3; i++) {
+		pub[i] = open_xpub(endpoint[i], 96);
+		kvp_zmq_mesh_connect(m, endpoint[i]);
+		subscription(pub[i]);
+	}
+	for (int i = 0; i < 500; i++)
+		send_one(pub[1], KVP_REPLICA_TOPIC_LIFECYCLE, "x", 1);
+	while ((was = got) < 100 && now_ms() < end)
+		kvp_zmq_mesh_work(m, 1);
+	send_one(pub[0], KVP_REPLICA_TOPIC_LIFECYCLE, "y", 1);
+	send_one(pub[2], KVP_REPLICA_TOPIC_LIFECYCLE, "y", 1);
+	while (others < 2 && now_ms() < end) {
+		send_one(pub[1], KVP_REPLICA_TOPIC_LIFECYCLE, "x", 1);
+		zmq_poll(NULL, 0, 1); /* it is always ahead of us */
+		kvp_zmq_mesh_work(m, 1);
+		others += got > was && from[(got - 1) % sizeof(from)] == 'y';
+		was = got;
+	}
+	is_u64(others, 2, "two others are heard while one goes on and on");
+	kvp_zmq_mesh_close(m);
+	for (int i = 0; i < 3; i++)
+		zmq_close(pub[i]);
+}
+
+/* Tends until so many connections were made anew. */
+static int tend_until(struct kvp_zmq_mesh *m, uint64_t want)
+{
+	uint64_t end = now_ms() + 20000;
+	while (kvp_zmq_mesh_stat(m)->given_up < want && now_ms() < end) {
+		kvp_zmq_mesh_tend(m);
+		kvp_zmq_mesh_work(m, 64);
+		zmq_poll(NULL, 0, 10);
+	}
+	return kvp_zmq_mesh_stat(m)->given_up == want;
+}
+
+/* A frame over the library's limit costs its sender the connection, for a moment, and others nothing. */
+static void giant(const char *host)
+{
+	enum { LEN = (64 << 20) + 1 };
+	char endpoint[2][96], named[96];
+	void *pub[2] = {open_xpub(endpoint[0], 96), open_xpub(endpoint[1], 96)};
+	struct kvp_zmq_mesh *m = open_mesh(1u << KVP_REPLICA_LIFECYCLE);
+	char *big = calloc(1, LEN);
+	got = 0;
+	snprintf(named, sizeof(named), "tcp://%s%s", host, strrchr(endpoint[0], ':'));
+	kvp_zmq_mesh_connect(m, named);
+	kvp_zmq_mesh_connect(m, endpoint[1]);
+	for (int i = 0; i < 2; i++)
+		is_str(subscription(pub[i]), KVP_REPLICA_TOPIC_LIFECYCLE, "%s: subscribed", host);
+	for (uint64_t round = 1; round <= 2; round++) {
+		uint64_t was = got;
+		send_one(pub[0], KVP_REPLICA_TOPIC_LIFECYCLE, big, LEN);
+		for (int i = 0; i < 40; i++)
+			send_one(pub[1], KVP_REPLICA_TOPIC_LIFECYCLE, "y", 1);
+		ok(tend_until(m, round), "%s: the connection is given up, and made anew", host);
+		uint64_t end = now_ms() + 10000;
+		while (*subscription(pub[0]) == 0 && now_ms() < end)
+			; /* the end of the old one is told first */
+		send_one(pub[0], KVP_REPLICA_TOPIC_LIFECYCLE, "z", 1);
+		ok(work_until(m, was + 41) && got == was + 41, "%s: it is heard again, others always were",
+			host);
+		kvp_zmq_mesh_tend(m);
+		is_u64(kvp_zmq_mesh_stat(m)->given_up, round, "%s: once", host);
+	}
+	free(big);
+	kvp_zmq_mesh_close(m);
+	zmq_close(pub[0]);
+	zmq_close(pub[1]);
+}
+
+/* A peer that goes and comes is not given up: the library itself tries again. */
+static void away(void)
+{
+	char endpoint[96];
+	void *pub = open_xpub(endpoint, sizeof(endpoint));
+	struct kvp_zmq_mesh *m = open_mesh(1u << KVP_REPLICA_LIFECYCLE);
+	kvp_zmq_mesh_connect(m, endpoint);
+	subscription(pub);
+	zmq_close(pub);
+	uint64_t end = now_ms() + KVP_ZMQ_GIVEN_UP_MS + 300;
+	while (now_ms() < end) {
+		kvp_zmq_mesh_tend(m);
+		zmq_poll(NULL, 0, 10);
+	}
+	is_u64(kvp_zmq_mesh_stat(m)->given_up, 0, "a peer that is away is waited for");
+	kvp_zmq_mesh_close(m);
+}
+
 /* ---- on the loop ---- */
 
 static struct kvp_zmq_mesh *looped;
@@ -155,28 +254,33 @@ static int hook(void *ctx)
 	return kvp_zmq_mesh_work(looped, looped_max) || got >= looped_want;
 }
 
-/* Bursts of every size: whatever is read in a turn, the loop is never left asleep with the rest. */
+/* Bursts of every size, of one of three peers or of two: whatever is read in a turn, the loop is never left
+ * asleep with the rest. */
 static void wakeups(enum kvp_loop_backend be)
 {
 	struct kvp_loop *l;
-	char endpoint[96];
-	void *pub = open_xpub(endpoint, sizeof(endpoint));
+	char endpoint[3][96];
+	void *pub[3];
 	uint64_t sent = 0, seed = 1;
 	uint32_t asleep = 0;
 	looped = open_mesh(1u << KVP_REPLICA_LIFECYCLE);
 	kvp_loop_open_backend(&l, 0, be);
-	ok(kvp_zmq_mesh_watch(looped, l) == KVP_OK, "watched, back end %d", (int)be);
+	for (int i = 0; i < 3; i++) {
+		pub[i] = open_xpub(endpoint[i], 96);
+		kvp_zmq_mesh_connect(looped, endpoint[i]);
+		subscription(pub[i]);
+		if (i == 0)
+			ok(kvp_zmq_mesh_watch(looped, l) == KVP_OK, "watched, back end %d", (int)be);
+	}
 	kvp_loop_before_sleep(l, hook, NULL);
-	kvp_zmq_mesh_connect(looped, endpoint);
-	subscription(pub);
 	got = 0;
 	for (int round = 0; round < 300 && !asleep; round++) {
 		seed = seed * 6364136223846793005u + 1442695040888963407u;
-		uint32_t burst = 1 + (uint32_t)(seed >> 33) % 200;
+		uint32_t burst = 1 + (uint32_t)(seed >> 33) % 200, who = (uint32_t)(seed >> 20) % 3;
 		looped_max = 1 + (uint32_t)(seed >> 45) % 40;
 		stop_every = seed >> 60;
 		for (uint32_t i = 0; i < burst; i++)
-			send_one(pub, KVP_REPLICA_TOPIC_LIFECYCLE, "w", 1);
+			send_one(pub[i % 5 ? who : 0], KVP_REPLICA_TOPIC_LIFECYCLE, "w", 1);
 		looped_want = sent += burst;
 		for (uint64_t was = now_ms(); got < sent && !asleep; asleep = now_ms() - was > 8000)
 			kvp_loop_run_once(l, 8000000000);
@@ -186,7 +290,8 @@ static void wakeups(enum kvp_loop_backend be)
 	stop_every = 0;
 	kvp_zmq_mesh_close(looped);
 	kvp_loop_close(l);
-	zmq_close(pub);
+	for (int i = 0; i < 3; i++)
+		zmq_close(pub[i]);
 }
 
 /* ---- two meshes ---- */
@@ -247,6 +352,10 @@ int main(void)
 	zmq = zmq_ctx_new();
 	frames();
 	removal();
+	taking_turns();
+	giant("127.0.0.1");
+	giant("localhost");
+	away();
 	wakeups(KVP_LOOP_AUTO);
 	wakeups(KVP_LOOP_EPOLL);
 	pair("127.0.0.1", golden);

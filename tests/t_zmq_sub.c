@@ -2,6 +2,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "ipc/zmq_monitor.h"
 #include "tests/zmq_fixture.h"
 
 #define STATS(f) (*kvp_zmq_sub_stats((f)->sub))

@@ -113,6 +113,7 @@ static void count(struct kvp_peer *p)
 		kvp_ctr_add(c, KVP_CTR_PEER_BAD_FRAMES, now.bad_frames - m->counted.bad_frames);
 		kvp_ctr_add(c, KVP_CTR_PEER_SENT, now.sent - m->counted.sent);
 		kvp_ctr_add(c, KVP_CTR_PEER_UNSENT, now.unsent - m->counted.unsent);
+		kvp_ctr_add(c, KVP_CTR_PEER_GIVEN_UP, now.given_up - m->counted.given_up);
 		m->counted = now;
 	}
 }
@@ -137,6 +138,8 @@ static void on_beat(void *ctx, struct kvp_timer *t)
 	kvp_slot_beat(p->boot.slots, p->boot.slot, now_ns / 1000000);
 	kvp_loop_stat_take(p->loop, &st);
 	kvp_ctr_max(p->boot.ctr, KVP_CTR_LOOP_MAX_NS, st.turn_max_ns);
+	for (uint32_t i = 0; i < p->mesh_cnt; i++)
+		kvp_zmq_mesh_tend(p->mesh[i].zmq);
 	count(p);
 	kvp_mirror_expire(&p->mirror, kvp_clock_mono_ns());
 	tell_lost(p, now_ns);
@@ -228,6 +231,18 @@ static void on_fetched(void *ctx, const struct kvp_http_url *from, const char *h
 	kvp_warm_fetch_ask(p->warm, from, host);
 }
 
+/* With room for every peer in every mesh. */
+static void *open_zmq(void)
+{
+	const int most = KVP_PART_ROLE_CNT * (KVP_PEERS_MAX * KVP_ZMQ_MESH_SOCKETS + 1);
+	void *zmq = zmq_ctx_new();
+	if (zmq && zmq_ctx_set(zmq, ZMQ_MAX_SOCKETS, most)) {
+		zmq_ctx_term(zmq);
+		return NULL;
+	}
+	return zmq;
+}
+
 static int open_all(struct kvp_peer *p)
 {
 	struct kvp_region *r = p->boot.region;
@@ -246,7 +261,7 @@ static int open_all(struct kvp_peer *p)
 	kvp_affinity_attach(&r->affinity, p->boot.owner, p->boot.ctr);
 	rc = kvp_mirror_open(&p->mirror, r, p->boot.owner, p->boot.ctr, p->router_id);
 	rc = rc ? rc : kvp_bindings_open(&p->bindings, r, p->boot.ctr, p->router_id, kvp_clock_real_ns());
-	p->zmq = rc ? NULL : zmq_ctx_new();
+	p->zmq = rc ? NULL : open_zmq();
 	if (!p->zmq)
 		return KVP_ERR_SYS;
 	kvp_sync_open(&p->sync, r, p->boot.owner, p->boot.ctr, p->router_id,
