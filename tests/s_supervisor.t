@@ -199,7 +199,7 @@ def corruption(n):
 SWEEPER = '''#!/bin/sh
 [ "$1" = sweep ] || exec {real} "$@"
 left=$(cat {dir}/sweep.do 2>/dev/null)
-echo "$*" >>{dir}/sweep.saw
+echo "$$ $*" >>{dir}/sweep.saw
 case "$left" in
 kill*) echo "${{left#kill}}" >{dir}/sweep.do; kill -9 $$ ;;
 again*) echo "${{left#again}}" >{dir}/sweep.do; exit 75 ;;
@@ -234,6 +234,8 @@ def sweeper_killed(n):
     owners = [[line[i + 1] for i, w in enumerate(line) if w == "--lost"] for line in saw]
     ok([len(o) for o in owners] == [0, 1, 0, 1, 0, 1, 2] and len(set(owners[-1])) == 2,
        "each knows the killed ones before it, by their owner words")
+    said = [line.split("pid=")[1].split()[0] for line in n.text().splitlines() if "child.ended role=ctl" in line]
+    ok(said == [saw[i][0] for i in (0, 2, 4, 5)], "and the log names the processes that ended so")
     top = json.loads(n.ctl("--json", "top", "-1", "-u", "10").stdout)
     total = {c["counter"]: c["total"] for c in top["counters"]}
     ok(total["supervisor.sweep.again"] == 4 and total["supervisor.child.swept"] == 3, "both kinds are counted")

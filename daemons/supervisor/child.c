@@ -150,6 +150,9 @@ static int sweep_again(struct sup *s, kvp_owner lost, int st, uint64_t now)
 static void sweeper_ended(struct sup *s, int st, uint64_t now)
 {
 	struct sup_child *h = &s->sweeper, *c = &s->child[s->sweep_target];
+	int is_bad = s->mode == SUP_RUN && (!WIFEXITED(st) || WEXITSTATUS(st) != 0);
+	if (is_bad)
+		say_exit(h, st, now - h->start_ms);
 	close(h->pidfd);
 	h->pidfd = -1;
 	h->pid = 0;
@@ -159,8 +162,7 @@ static void sweeper_ended(struct sup *s, int st, uint64_t now)
 		release(s, c);
 		return;
 	}
-	if (!WIFEXITED(st) || WEXITSTATUS(st) != 0) {
-		say_exit(h, st, now - h->start_ms);
+	if (is_bad) {
 		if (sweep_again(s, owner, st, now))
 			return;
 		sup_corrupt(s, "the sweep of a dead process failed", now);
