@@ -217,6 +217,18 @@ static int request_send(struct kvp_leg_conn *c)
 
 static const struct kvp_sock_ops conn_ops;
 
+/* From the leg's address on, the first for which there is a socket: a host may lack a family. */
+static int dial(struct kvp_leg *leg, struct kvp_leg_conn *c)
+{
+	for (;;) {
+		c->addr = leg->cfg.to.addr[leg->addr_at];
+		int rc = kvp_sock_connect(leg->pool->loop, &c->sock, &c->addr, &conn_ops, c);
+		if (!rc || leg->addr_at + 1 >= leg->cfg.to.cnt)
+			return rc;
+		leg->addr_at++;
+	}
+}
+
 static int conn_new(struct kvp_leg *leg)
 {
 	struct kvp_leg_pool *p = leg->pool;
@@ -226,10 +238,9 @@ static int conn_new(struct kvp_leg *leg)
 	if (p->open_max && p->stat.open >= p->open_max && p->idle)
 		conn_close(p->idle);
 	c->pool = p;
-	c->addr = leg->cfg.to.addr[leg->addr_at];
 	c->tls_of = leg->cfg.tls;
 	c->head.line_max = c->head.header_max = p->head_max_bytes;
-	if (kvp_sock_connect(p->loop, &c->sock, &c->addr, &conn_ops, c)) {
+	if (dial(leg, c)) {
 		int err = errno;
 		free(c);
 		errno = err;

@@ -318,6 +318,58 @@ static void test_silent(void)
 		close(fd[i]);
 }
 
+/* An address of a family that this host has not. */
+static struct kvp_addr foreign(void)
+{
+	struct kvp_addr a = {.len = sizeof(struct sockaddr_in6)};
+	a.ss.ss_family = AF_MAX + 1;
+	return a;
+}
+
+/* The engine's address stands at `at` of three, foreign ones elsewhere, or nowhere (3). */
+static void ask_three(uint32_t at)
+{
+	struct kvp_http_buf b = {0};
+	kvp_http_buf_text(&b, "GET / HTTP/1.1\r\n\r\n");
+	request_len = b.len;
+	done_cnt = done_status = 0;
+	struct kvp_leg_cfg cfg = {.request = &b, .connect_ns = WAIT_NS, .gap_ns = WAIT_NS, .to = {.cnt = 3}};
+	for (uint32_t i = 0; i < 3; i++)
+		cfg.to.addr[i] = foreign();
+	if (at < 3)
+		kvp_addr_ip(&cfg.to.addr[at], "127.0.0.1", port);
+	kvp_leg_start(&leg, &pool, &cfg, &ops, NULL);
+}
+
+static void test_foreign(void)
+{
+	engine_close(&old);
+	engine_close(&fresh);
+	for (int i = 0; i < 10; i++)
+		pump(); /* what was kept is closed */
+	for (uint32_t at = 0; at < 3; at++) {
+		old_got = 0;
+		ask_three(at);
+		UNTIL(done_cnt || old_got == request_len)
+		{
+			engine_take(&old);
+			engine_read(old, &old_got);
+		}
+		if (old >= 0)
+			send(old, GOOD, sizeof(GOOD) - 1, MSG_NOSIGNAL);
+		UNTIL(done_cnt);
+		ok(done_end == KVP_LEG_COMPLETE && done_status == 200,
+			"%s: addresses of a family that is not there are passed over, %u", be_name, at);
+		engine_close(&old);
+		for (int i = 0; i < 10; i++)
+			pump(); /* what was kept is closed */
+	}
+	ask_three(3);
+	UNTIL(done_cnt);
+	ok(done_end == KVP_LEG_FAILED && leg.sys == EAFNOSUPPORT, "%s: with no other there is no connection",
+		be_name);
+}
+
 static void run(enum kvp_loop_backend be, const char *name)
 {
 	struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -340,6 +392,7 @@ static void run(enum kvp_loop_backend be, const char *name)
 		test_twice(repeat);
 		test_unasked(repeat);
 	}
+	test_foreign();
 	test_silent();
 	engine_close(&fresh);
 	kvp_leg_pool_end(&pool);
