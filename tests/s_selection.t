@@ -110,6 +110,17 @@ def bad_input(node):
     code, reply = node.call("POST", "/select_and_reserve", {"selection_id": "x" * 4096, "token_ids": [1, 2]})
     tap.same(code, 200, "an id of 4096 bytes is booked")
     tap.same(node.call("DELETE", "/reservations/" + "x" * 4096)[0], 200, "and freed by its path")
+    odd = {"selection_id": "a\0b%", "token_ids": [1, 2]}
+    tap.same(node.call("POST", "/select_and_reserve", odd)[0], 200, "an id may hold a NUL")
+    tap.same(node.call("POST", "/select_and_reserve", odd),
+             (409, {"error": "selection a\0b% is already reserved or being reserved"}), "which does not cut what is said of it")
+    tap.same([node.call("DELETE", "/reservations/a%00b%25") for _ in range(2)],
+             [(200, {"status": "ok"}), (404, {"error": "reservation a\0b% not found"})], "nor when it is not known")
+    tap.same(node.call("POST", "/select", {"model_name": "m\0n", "routing_group": "g\0h", "token_ids": [1]}),
+             (503, {"error": "no schedulable workers for model=m\0n routing_group=g\0h"}), "nor do names")
+    tap.same(node.call("POST", "/reservations", {"model_name": "m\0n", "selection_id": "\0"}),
+             (404, {"error": "no pending selection \0 for model=m\0n routing_group=default (expired, already used, or never "
+                             "selected)"}), "nor both")
 
 
 def tools(node):

@@ -97,6 +97,10 @@ static void test_lifecycle(struct kvp_selection *s)
 		"its tokens, blocks and one request are on the chosen rank");
 	is_u64(kvp_selection_select_and_reserve(s, &q, &a), 409, "the id is taken");
 	ok(strstr(kvp_selection_error(s), "already reserved or being reserved") != NULL, "conflict text");
+	static const char nul[] = "reservation x\0% not found";
+	is_u64(kvp_selection_free(s, (struct kvp_str){"x\0%", 3}), 404, "an id with a NUL is not known");
+	ok(kvp_selection_error_len(s) == sizeof(nul) - 1 && !memcmp(kvp_selection_error(s), nul, sizeof(nul)),
+		"and its text is whole");
 	is_u64(kvp_selection_prefill_complete(s, str("a")), 200, "prefill complete");
 	is_u64(kvp_selection_prefill_complete(s, str("a")), 200, "again: no change");
 	is_u64(kvp_selection_output_block(s, str("zz"), &bad), 400, "a bad fraction comes before the id");

@@ -17,8 +17,27 @@ int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
-	vsnprintf(s->err, sizeof(s->err), fmt, ap);
+	int len = vsnprintf(s->err, sizeof(s->err), fmt, ap);
 	va_end(ap);
+	s->err_len = len < (int)sizeof(s->err) ? (size_t)len : sizeof(s->err) - 1;
+	kvp_ctr_add(s->ctr, KVP_CTR_SELECT_REFUSED, 1);
+	return status;
+}
+
+int kvp_sel_fail_at(struct kvp_selection *s, int status, const struct kvp_str *name, const char *text)
+{
+	size_t at = 0, most = sizeof(s->err) - 1;
+	for (; *text && at < most; text++) {
+		struct kvp_str piece = {text, 1};
+		if (*text == '%')
+			piece = *name++;
+		size_t len = piece.len < most - at ? piece.len : most - at;
+		if (len)
+			memcpy(s->err + at, piece.ptr, len);
+		at += len;
+	}
+	s->err[at] = 0;
+	s->err_len = at;
 	kvp_ctr_add(s->ctr, KVP_CTR_SELECT_REFUSED, 1);
 	return status;
 }
@@ -35,6 +54,11 @@ void *kvp_sel_scratch(struct kvp_scratch *m, size_t n, size_t elem_bytes)
 		m->bytes = want + want / 2;
 	}
 	return m->ptr;
+}
+
+size_t kvp_selection_error_len(const struct kvp_selection *s)
+{
+	return s->err_len;
 }
 
 const char *kvp_selection_error(const struct kvp_selection *s)
@@ -165,8 +189,8 @@ int kvp_selection_worker_next(struct kvp_selection *s, uint32_t *cursor, struct 
 
 static int not_ready(struct kvp_selection *s, struct kvp_str model, struct kvp_str group)
 {
-	return kvp_sel_fail(s, 503, "no schedulable workers for model=%.*s routing_group=%.*s",
-		(int)model.len, model.ptr, (int)group.len, group.ptr);
+	const struct kvp_str name[] = {model, group};
+	return kvp_sel_fail_at(s, 503, name, "no schedulable workers for model=% routing_group=%");
 }
 
 /* find_partition sets part_idx and part; 0 or 503. */

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -40,8 +41,7 @@ int kvp_sel_claim(struct kvp_selection *s, struct kvp_str id, struct kvp_str lor
 	if (rc == KVP_OK)
 		return 0;
 	if (rc == KVP_ERR_EXISTS)
-		return kvp_sel_fail(
-			s, 409, "selection %.*s is already reserved or being reserved", (int)id.len, id.ptr);
+		return kvp_sel_fail_at(s, 409, &id, "selection % is already reserved or being reserved");
 	if (rc == KVP_ERR_FULL)
 		return kvp_sel_fail(s, 503, "reservation table is full");
 	return kvp_sel_fail(s, 400, "selection_id must have 1 to %d bytes", KVP_SELECTION_ID_MAX);
@@ -335,9 +335,11 @@ static int named_rank(struct kvp_selection *s, const struct kvp_reserve_request 
 	if (known)
 		return kvp_sel_fail(
 			s, 404, "Worker %" PRIu64 " dp_rank %" PRIu32 " not found", q->worker_id, q->dp_rank);
-	return kvp_sel_fail(s, 404,
-		"schedulable worker %" PRIu64 " not found for model=%.*s routing_group=%.*s", q->worker_id,
-		(int)q->model.len, q->model.ptr, (int)q->group.len, q->group.ptr);
+	char number[24];
+	int len = snprintf(number, sizeof(number), "%" PRIu64, q->worker_id);
+	const struct kvp_str name[] = {{number, (size_t)len}, q->model, q->group};
+	return kvp_sel_fail_at(
+		s, 404, name, "schedulable worker % not found for model=% routing_group=%");
 }
 
 /* worker_known: an unknown worker is 404 before the id is claimed, an unknown rank of a known one after
@@ -444,8 +446,8 @@ static int lifecycle(struct kvp_selection *s, struct kvp_str id, enum lifecycle 
 	if (rc == KVP_OK)
 		return 200;
 	if (rc == KVP_ERR_AGAIN)
-		return kvp_sel_fail(s, 503, "reservation %.*s is busy; try again", (int)id.len, id.ptr);
-	return kvp_sel_fail(s, 404, "reservation %.*s not found", (int)id.len, id.ptr);
+		return kvp_sel_fail_at(s, 503, &id, "reservation % is busy; try again");
+	return kvp_sel_fail_at(s, 404, &id, "reservation % not found");
 }
 
 int kvp_selection_prefill_complete(struct kvp_selection *s, struct kvp_str id)

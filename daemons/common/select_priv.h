@@ -108,9 +108,12 @@ struct kvp_selection {
 	struct kvp_scratch scratch_words, scratch_entry, scratch_lane, scratch_answer, scratch_taint;
 	char id[KVP_SELECTION_ID_MAX];	   /* generated id */
 	char err[KVP_SELECT_ERR_MAX];
+	size_t err_len;
 };
 
-/* kvp_sel_fail formats the error text and returns status. */
+/* kvp_sel_fail formats the error text and returns status. kvp_sel_fail_at puts the next of name[] wherever
+ * text has a '%': names that come from outside, which may hold any byte, NUL, too. */
+int kvp_sel_fail_at(struct kvp_selection *s, int status, const struct kvp_str *name, const char *text);
 int kvp_sel_fail(struct kvp_selection *s, int status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 

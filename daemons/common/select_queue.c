@@ -389,8 +389,7 @@ int kvp_sel_answer_put(struct kvp_selection *s, uint64_t h, uint64_t booked, int
 			.disk_tok = a->overlap.disk_tok};
 		words += d.dp_cnt;
 	} else {
-		size_t len = strlen(s->err);
-		d.text_len = (uint32_t)(len < text_max ? len : text_max);
+		d.text_len = (uint32_t)(s->err_len < text_max ? s->err_len : text_max);
 		words += words_of(d.text_len);
 	}
 	uint64_t *w = kvp_sel_scratch(&s->scratch_answer, words, sizeof(*w));
@@ -409,7 +408,8 @@ static int answer_text(struct kvp_selection *s, const struct answer_head *d, con
 	char text[KVP_QUEUE_INLINE * 8 + 1] = "";
 	uint32_t len = d->text_len < sizeof(text) ? d->text_len : 0;
 	memcpy(text, w + ANSWER_WORDS, len);
-	return kvp_sel_fail(s, d->status >= 400 && d->status < 600 ? d->status : 500, "%s", text);
+	const struct kvp_str all = {text, len};
+	return kvp_sel_fail_at(s, d->status >= 400 && d->status < 600 ? d->status : 500, &all, "%");
 }
 
 /* read_answer copies the answer words and checks their counts. */

@@ -3,6 +3,7 @@
 #include <kvpick/clock.h>
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 void kvp_sel_remember(
@@ -58,11 +59,10 @@ struct replay {
 
 static int nothing_kept(struct kvp_selection *s, const struct replay *r)
 {
-	return kvp_sel_fail(s, 404,
-		"no pending selection %.*s for model=%.*s routing_group=%.*s (expired, already used, or "
-		"never "
-		"selected)",
-		(int)r->id.len, r->id.ptr, (int)r->model.len, r->model.ptr, (int)r->group.len, r->group.ptr);
+	const struct kvp_str name[] = {r->id, r->model, r->group};
+	return kvp_sel_fail_at(s, 404, name,
+		"no pending selection % for model=% routing_group=% (expired, already used, or never "
+		"selected)");
 }
 
 /* kept_rank finds the kept worker and rank among those that are schedulable now. */
@@ -74,11 +74,12 @@ static int kept_rank(struct kvp_selection *s, const struct replay *r, uint32_t *
 			if (kvp_sel_worker_of(s, &s->rank[i]) == 0)
 				return 0;
 		}
-	return kvp_sel_fail(s, 404,
-		"schedulable worker %" PRIu64 " (dp_rank %" PRIu32
-		") not found for model=%.*s routing_group=%.*s",
-		r->hit.worker_id, r->hit.dp_rank, (int)r->model.len, r->model.ptr, (int)r->group.len,
-		r->group.ptr);
+	char rank[64];
+	int len = snprintf(rank, sizeof(rank), "%" PRIu64 " (dp_rank %" PRIu32 ")", r->hit.worker_id,
+		r->hit.dp_rank);
+	const struct kvp_str name[] = {{rank, (size_t)len}, r->model, r->group};
+	return kvp_sel_fail_at(
+		s, 404, name, "schedulable worker % not found for model=% routing_group=%");
 }
 
 static int book_kept(struct kvp_selection *s, struct replay *r, uint64_t h, const struct kvp_sel_rank *rank)

@@ -99,9 +99,11 @@ void kvp_httpd_metrics_request(void *ctx, struct kvp_http_req *r); /* the metric
 void kvp_httpd_abort(void *ctx, struct kvp_http_req *r);
 void kvp_httpd_early(void *ctx, const struct kvp_http_req *r, struct kvp_http_refusal *why);
 
-/* kvp_reply_json sends what h->out holds; kvp_reply_error {"error":text}; kvp_reply_ok {"status":"ok"}. */
+/* kvp_reply_json sends what h->out holds; kvp_reply_error {"error":text}; kvp_reply_refused the same with the
+ * text of the selection handle; kvp_reply_ok {"status":"ok"}. */
 void kvp_reply_json(struct kvp_call *c, int status);
 void kvp_reply_error(struct kvp_call *c, int status, const char *text);
+void kvp_reply_refused(struct kvp_call *c, int status);
 void kvp_reply_ok(struct kvp_call *c);
 
 /* Routes by file: selection and lifecycle; worker catalogue; inspection. */

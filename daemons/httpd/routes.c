@@ -51,15 +51,27 @@ void kvp_reply_json(struct kvp_call *c, int status)
 	kvp_http_reply(c->req, status, "application/json", w->buf, w->len);
 }
 
-void kvp_reply_error(struct kvp_call *c, int status, const char *text)
+static void reply_error(struct kvp_call *c, int status, const char *text, size_t len)
 {
 	struct kvp_jw *w = &c->h->out;
 	kvp_ctr_add(c->h->boot.ctr, status >= 500 ? KVP_CTR_HTTP_SERVER_ERROR : KVP_CTR_HTTP_CLIENT_ERROR, 1);
 	kvp_jw_reset(w);
 	kvp_jw_obj(w);
-	kvp_jw_kstr(w, "error", text);
+	kvp_jw_key(w, "error");
+	kvp_jw_strn(w, text, len);
 	kvp_jw_end(w);
 	kvp_reply_json(c, status);
+}
+
+void kvp_reply_error(struct kvp_call *c, int status, const char *text)
+{
+	reply_error(c, status, text, strlen(text));
+}
+
+void kvp_reply_refused(struct kvp_call *c, int status)
+{
+	const struct kvp_selection *s = c->h->selection;
+	reply_error(c, status, kvp_selection_error(s), kvp_selection_error_len(s));
 }
 
 void kvp_reply_ok(struct kvp_call *c)

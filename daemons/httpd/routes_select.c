@@ -98,7 +98,8 @@ static void reply_refusal(struct kvp_call *c, int status, const struct kvp_selec
 	kvp_ctr_add(c->h->boot.ctr, KVP_CTR_HTTP_CLIENT_ERROR, 1);
 	kvp_jw_reset(w);
 	kvp_jw_obj(w);
-	kvp_jw_kstr(w, "error", kvp_selection_error(c->h->selection));
+	kvp_jw_key(w, "error");
+	kvp_jw_strn(w, kvp_selection_error(c->h->selection), kvp_selection_error_len(c->h->selection));
 	kvp_jw_key(w, "details");
 	kvp_jw_obj(w);
 	kvp_jw_kstr(w, "policy_class", r->policy_class);
@@ -118,7 +119,7 @@ void kvp_reply_selection(struct kvp_call *c, int status, struct kvp_str model, s
 	if (refusal) {
 		reply_refusal(c, status, refusal);
 	} else if (status != 200) {
-		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		kvp_reply_refused(c, status);
 	} else {
 		write_selection(h, model, group, a, kind);
 		if (kind == KVP_SELECT_AND_RESERVE && kvp_httpd_hint_begin(c, a))
@@ -194,7 +195,7 @@ void kvp_route_reserve(struct kvp_call *c)
 				       : kvp_selection_replay(h->selection, KVP_PART_AGGREGATED, q.model,
 						 q.group, q.selection_id, &a);
 	if (status != 201) {
-		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		kvp_reply_refused(c, status);
 		return;
 	}
 	struct kvp_jw *w = &h->out;
@@ -215,7 +216,7 @@ static void finish_lifecycle(struct kvp_call *c, int status)
 	if (status == 200)
 		kvp_reply_ok(c);
 	else
-		kvp_reply_error(c, status, kvp_selection_error(c->h->selection));
+		kvp_reply_refused(c, status);
 }
 
 void kvp_route_prefill_complete(struct kvp_call *c)
@@ -271,7 +272,7 @@ void kvp_route_potential_loads(struct kvp_call *c)
 	}
 	status = kvp_selection_potential_loads(h->selection, &q, h->load_row, KVP_HTTPD_ROWS_MAX, &cnt);
 	if (status != 200) {
-		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		kvp_reply_refused(c, status);
 		return;
 	}
 	kvp_jw_reset(&h->out);
@@ -378,7 +379,7 @@ void kvp_route_overlap_scores(struct kvp_call *c)
 	status = kvp_selection_overlap_scores(
 		h->selection, &q, h->overlap_row, KVP_HTTPD_ROWS_MAX, &cnt, &block_size, &num_blk);
 	if (status != 200) {
-		kvp_reply_error(c, status, kvp_selection_error(h->selection));
+		kvp_reply_refused(c, status);
 		return;
 	}
 	kvp_jw_reset(w);

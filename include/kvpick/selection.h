@@ -365,8 +365,10 @@ int kvp_selection_worker_next(struct kvp_selection *s, uint32_t *cursor, struct 
 /* kvp_selection_schedulable counts the schedulable workers of all aggregated partitions. */
 uint32_t kvp_selection_schedulable(struct kvp_selection *s);
 
-/* kvp_selection_error is the text of the last non-2xx answer; never NULL. */
+/* kvp_selection_error is the text of the last non-2xx answer; never NULL. It names ids as they were given:
+ * where one holds a NUL byte, kvp_selection_error_len bytes are all of it. */
 const char *kvp_selection_error(const struct kvp_selection *s);
+size_t kvp_selection_error_len(const struct kvp_selection *s);
 
 void kvp_selection_close(struct kvp_selection *s);
 #endif
