@@ -1136,6 +1136,19 @@ def sgl_limits():
                     pass
                 tap.same(c.buf, b"", "exactly 32 MiB before the gate opens: kept")
         x.end("sgl_limits")
+    done = b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
+    info = b'{"version":"0.5.19","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"x":"%s"}'
+    for over, code in ((0, None), (1, "sglang_pd_protocol_error")):
+        text = b":" * (most + over - len(done) - 1) + b"\n" + done
+        x = sgl_pair(lambda _, req, text=text: req.conn.events(text, 1 << 20))
+        tap.same(x.ask(STREAM).code(), code, f"a prefill answer of 32 MiB and {over} bytes")
+        text = info % (b"x" * ((1 << 20) + over - len(info) + 2))
+        x.p.script = lambda e, req, text=text: (
+            req.conn.reply(200, text) if req.path == "/server_info" else sglang("prefill")(e, req)
+        )
+        got = x.ask(STREAM)
+        tap.same((got.code(), len(text) - (1 << 20)), (code, over), f"a server info of 1 MiB and {over} bytes")
+        x.end("sgl_limits prefill")
     x = sgl_pair()
     with Client(x.port) as c:
         c.send("POST", "/v1/chat/completions", b"", {"x-prefiller-host-port": x.p.authority}, length=most + 1)

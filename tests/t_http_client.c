@@ -168,7 +168,8 @@ static void test_time_and_cancel(void)
 	UNTIL(held_cnt > before);
 	kvp_http_call_cancel(s.call);
 	UNTIL(aborts == held_cnt);
-	ok(held_cnt > before && aborts == held_cnt && !s.done, "%s: cancel closes the connection and says nothing", be_name);
+	ok(held_cnt > before && aborts == held_cnt && !s.done,
+		"%s: cancel closes the connection and says nothing", be_name);
 	cfg = to("127.0.0.1", port, "/e", &s);
 	ok(kvp_http_call(cl, &cfg, &s.call) == KVP_OK, "%s: cancelled while it connects", be_name);
 	kvp_http_call_cancel(s.call);
