@@ -1044,6 +1044,8 @@ def sgl_failures():
     sgl_fails("prefill 429 with Retry-After", fixed(429, b"", {"retry-after": "9"}), silent, 429, rej, retry="9")
     sgl_fails("decode 429 with Retry-After", silent, fixed(429, b"", {"retry-after": "7"}), 429, rej, retry="7")
     sgl_fails("decode 302", silent, fixed(302, b"", {"location": "/"}), 502, ups)
+    sgl_fails("decode 600", silent, fixed(600, b""), 502, ups)
+    sgl_fails("prefill 304", fixed(304, b""), silent, 502, ups)
     sgl_fails("error event of prefill", events(OK1, '{"error":{"message":"x"}}', "[DONE]"), open_events(OK1), 502, pro)
     sgl_fails("prefill without [DONE]", events(OK1, STOP), open_events(OK1), 502, pro)
     sgl_fails(
@@ -1307,6 +1309,10 @@ def sgl_aborts():
             silent(engine, req)
         sglang("decode", script=silent)(engine, req)
 
+    y = Pair(sglang("prefill", script=silent), mute, "sglang")
+    with Client(y.port) as c:
+        c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": y.p.authority})
+        wait_for(lambda: y.p.generated() and y.d.generated())
     x = Pair(sglang("prefill", script=silent), mute, "sglang", DYN_SIDECAR_DRAIN_TIMEOUT_MS=200)
     with Client(x.port) as c:
         c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})
@@ -1321,6 +1327,9 @@ def sgl_aborts():
         tap.same((aborts(x.p), aborts(x.d)), (1, 1), "forced end: both engines were told to stop")
     x.p.close()
     x.d.close()
+    tap.ok(wait_for(lambda: y.s.metric("aborts_failed_total") == 1, 20), "one that is not answered is given up and counted")
+    tap.same(y.s.metric("aborts_total"), 2.0, "of two")
+    y.end("aborts that are not answered")
 
 
 # ---- TensorRT-LLM ----
