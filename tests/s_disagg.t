@@ -755,6 +755,9 @@ def events():
             wait_for(lambda: not node.roles_load())
             return head.set[PREFILLER] == "10.0.0.22:8000" and load.get(2, (1,))[0] == 0
         tap.ok(wait_for(held), "who holds the prompt prefills, and is charged nothing for it")
+        before = node.counter("pick_predicted_tokens_total")
+        held()
+        tap.same(node.counter("pick_predicted_tokens_total") - before, 32, "what is cached counts where it is prefilled")
         end(node, envoy, "KV events")
     # what decode workers tell decides, where they may prefill
     third = Engine(replay=False)

@@ -1356,6 +1356,8 @@ def trt():
     tap.same(
         (got.status, x.d.requests[-1].json()["prompt"]), (200, [IDS]), "completions: the prompt becomes its tokens"
     )
+    for same in ({"n": 1}, {"best_of": 1}, {"best_of": None}, {"use_beam_search": False}, {"use_beam_search": None}):
+        tap.same(x.ask({**base, **same}).status, 200, f"TensorRT-LLM: {same} is served")
     for bad in ({"n": 2}, {"best_of": 2}, {"use_beam_search": True}):
         tap.same(x.ask({**base, **bad}).code(), "unsupported_pd_variant", f"{bad} is refused")
     before = len(x.d.requests)
