@@ -158,6 +158,12 @@ static void streams(void)
 	ok(!complete(text), "nothing comes behind [DONE], not even itself");
 	ok(complete("data:{\"choices\":[{\ndata: \"finish_reason\":\"stop\"}]}\r\rdata:[DONE]\n\n"),
 		"data in two lines, CR as line end, no blank");
+	static const char crlf[] = "data: {\"choices\":\r\ndata: [{\"finish_reason\":\"stop\"}]}\r\n\r\n"
+				   "data: [DONE]\r\n\r\n";
+	size_t whole = 0;
+	for (size_t cut = 0; cut < sizeof(crlf); cut++)
+		whole += complete_cut(crlf, cut) != 0;
+	is_u64(whole, sizeof(crlf), "data in two lines, CRLF as line end, cut anywhere");
 	ok(!complete("data: "
 		     "{\"choices\":[{\"finish_reason\":\"stop\"},{\"finish_reason\":\"abort\"}]}\n\ndata: "
 		     "[DONE]\n\n"),
