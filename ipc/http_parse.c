@@ -12,10 +12,8 @@
 
 enum head_state { HEAD_START, HEAD_START_LF, HEAD_LINE, HEAD_LF, HEAD_BEGIN };
 
-int kvp_http_buf_room(struct kvp_http_buf *b, uint64_t extra)
+int kvp_http_buf_grow(struct kvp_http_buf *b, uint64_t extra)
 {
-	if (extra <= b->cap - b->len)
-		return KVP_OK;
 	uint64_t cap = b->cap ? b->cap : BUF_MIN;
 	while (cap < b->len + extra)
 		cap += cap / 2 > extra ? cap / 2 : extra;
@@ -55,6 +53,31 @@ void kvp_http_buf_free(struct kvp_http_buf *b)
 	*b = (struct kvp_http_buf){0};
 }
 
+static unsigned digits(char *to, uint64_t n, unsigned base)
+{
+	char rev[KVP_HTTP_DEC_MAX];
+	unsigned cnt = 0;
+	do
+		rev[cnt++] = "0123456789abcdef"[n % base];
+	while (n /= base);
+	for (unsigned i = 0; i < cnt; i++)
+		to[i] = rev[cnt - 1 - i];
+	return cnt;
+}
+
+unsigned kvp_http_dec(char to[KVP_HTTP_DEC_MAX], uint64_t n)
+{
+	return digits(to, n, 10);
+}
+
+unsigned kvp_http_chunk_line(char to[KVP_HTTP_CHUNK_LINE_MAX], uint64_t len)
+{
+	unsigned cnt = digits(to, len, 16);
+	to[cnt] = '\r';
+	to[cnt + 1] = '\n';
+	return cnt + 2;
+}
+
 void kvp_http_parse_init(void)
 {
 	/* Ours are the limits; the library's must not be met first. */
@@ -66,10 +89,22 @@ static int is_text(unsigned char c)
 	return (c >= 32 && c != 127) || c == '\t';
 }
 
+/* Whether eight bytes are text for sure: none below 32 or equal to 127. (A tab, or a byte above one that is
+ * none, may be taken for one.) */
+static int is_text8(const char *p)
+{
+	const uint64_t ones = UINT64_C(0x0101010101010101), tops = ones << 7;
+	uint64_t v, del;
+	memcpy(&v, p, sizeof(v));
+	del = v ^ ones * 127;
+	return !((((v - ones * 32) & ~v) | ((del - ones) & ~del)) & tops);
+}
+
+/* Letters, digits and !#$%&'*+-.^_`|~ as bits. */
 static int is_token(unsigned char c)
 {
-	return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
-	       (c && strchr("!#$%&'*+-.^_`|~", c));
+	static const uint64_t set[2] = {UINT64_C(0x03ff6cfa00000000), UINT64_C(0x57ffffffc7fffffe)};
+	return c < 128 && set[c >> 6] >> (c & 63) & 1;
 }
 
 /* One line's bytes; stops at the first that is none. */
@@ -80,6 +115,8 @@ static int head_line(struct kvp_http_head *h, const char *data, uint64_t len, ui
 		h->line_len || h->header_len ? h->header_max - h->header_len : h->line_max - h->cur_len;
 	most = most < room + 1 ? most : room + 1; /* one more than allowed is enough to see that */
 	uint64_t end = i + most;
+	while (end - i >= 8 && is_text8(data + i))
+		i += 8;
 	while (i < end && is_text((unsigned char)data[i]))
 		i++;
 	uint64_t n = i - *at;

@@ -8,7 +8,7 @@
  *            most and not with Transfer-Encoding; no coding but chunked.
  * Lifetime   zero the struct, set the limits, feed; reset between messages keeps buffers, free ends it.
  * Crash      process-local.
- * Proved by  tests/t_http.c, tests/fuzz/f_http.c.
+ * Proved by  tests/t_http.c, tests/t_http_parse.c, tests/fuzz/f_http.c.
  */
 #ifndef KVP_IPC_HTTP_PARSE_H
 #define KVP_IPC_HTTP_PARSE_H
@@ -23,12 +23,22 @@ struct kvp_http_buf {
 	char *p;
 	uint64_t len, cap;
 };
-/* KVP_OK or KVP_ERR_SYS; keep at least extra bytes of room behind len. */
-int kvp_http_buf_room(struct kvp_http_buf *b, uint64_t extra);
+/* KVP_OK or KVP_ERR_SYS; keep at least extra bytes of room behind len. grow is room's other half. */
+int kvp_http_buf_grow(struct kvp_http_buf *b, uint64_t extra);
+static inline int kvp_http_buf_room(struct kvp_http_buf *b, uint64_t extra)
+{
+	return extra <= b->cap - b->len ? 0 : kvp_http_buf_grow(b, extra);
+}
 int kvp_http_buf_put(struct kvp_http_buf *b, const void *data, uint64_t len);
 int kvp_http_buf_text(struct kvp_http_buf *b, const char *text);
 void kvp_http_buf_trim(struct kvp_http_buf *b); /* empty; freed if over KVP_HTTP_KEEP_BYTES */
 void kvp_http_buf_free(struct kvp_http_buf *b);
+/* kvp_http_dec writes decimal digits, kvp_http_chunk_line the line before a chunk of len bytes; neither is
+ * terminated. Number of bytes written. */
+#define KVP_HTTP_DEC_MAX 20
+#define KVP_HTTP_CHUNK_LINE_MAX 18
+unsigned kvp_http_dec(char to[KVP_HTTP_DEC_MAX], uint64_t n);
+unsigned kvp_http_chunk_line(char to[KVP_HTTP_CHUNK_LINE_MAX], uint64_t len);
 
 struct kvp_http_field {
 	uint32_t name, name_len, val, val_len; /* offsets into the head */

@@ -5,8 +5,6 @@
 #include <kvpick/err.h>
 #include "ipc/http_server_priv.h"
 
-#define HEAD_MAX 512 /* without content type and extra lines */
-
 static const char *reason(int status)
 {
 	switch (status) {
@@ -25,6 +23,11 @@ void kvp_http_put(struct http_conn *c, const void *data, uint64_t len)
 	if (kvp_http_buf_put(&c->out, data, len))
 		c->dead = 1; /* no memory: half a reply must not look like a whole one */
 	c->put_bytes += len;
+}
+
+static void put_text(struct http_conn *c, const char *text)
+{
+	kvp_http_put(c, text, strlen(text));
 }
 
 static const char *date_now(struct kvp_http_server *s)
@@ -48,27 +51,32 @@ static const char *date_now(struct kvp_http_server *s)
 void kvp_http_put_head(
 	struct http_conn *c, int status, const char *content_type, const char *extra, uint64_t body_len)
 {
-	char head[HEAD_MAX];
-	int n = snprintf(head, sizeof(head), KVP_HTTP_PREFIX "%d %s\r\nDate: %s\r\n", status, reason(status),
-		date_now(c->srv));
-	uint64_t from = c->prefix_sent ? sizeof(KVP_HTTP_PREFIX) - 1 : 0;
-	kvp_http_put(c, head + from, (uint64_t)n - from);
+	char number[KVP_HTTP_DEC_MAX];
+	if (!c->prefix_sent)
+		put_text(c, KVP_HTTP_PREFIX);
+	kvp_http_put(c, number, kvp_http_dec(number, (unsigned)status));
+	put_text(c, " ");
+	put_text(c, reason(status));
+	put_text(c, "\r\nDate: ");
+	put_text(c, date_now(c->srv));
+	put_text(c, "\r\n");
 	if (content_type) {
-		kvp_http_put(c, "Content-Type: ", 14);
-		kvp_http_put(c, content_type, strlen(content_type));
-		kvp_http_put(c, "\r\n", 2);
+		put_text(c, "Content-Type: ");
+		put_text(c, content_type);
+		put_text(c, "\r\n");
 	}
 	if (c->reply == REPLY_CHUNKED) {
-		kvp_http_put(c, "Transfer-Encoding: chunked\r\n", 28);
+		put_text(c, "Transfer-Encoding: chunked\r\n");
 	} else if (c->reply == REPLY_NONE && status != 204 && status != 304) {
-		n = snprintf(head, sizeof(head), "Content-Length: %llu\r\n", (unsigned long long)body_len);
-		kvp_http_put(c, head, (uint64_t)n);
+		put_text(c, "Content-Length: ");
+		kvp_http_put(c, number, kvp_http_dec(number, body_len));
+		put_text(c, "\r\n");
 	}
 	if (extra)
-		kvp_http_put(c, extra, strlen(extra));
+		put_text(c, extra);
 	if (!c->keep)
-		kvp_http_put(c, "Connection: close\r\n", 19);
-	kvp_http_put(c, "\r\n", 2);
+		put_text(c, "Connection: close\r\n");
+	put_text(c, "\r\n");
 }
 
 static int keeps(const struct http_conn *c)
@@ -138,10 +146,9 @@ int kvp_http_reply_chunk(struct kvp_http_req *r, const void *data, uint64_t len)
 	struct http_conn *c = conn_of(r);
 	KVP_ASSERT(c->state == CONN_BUSY && c->reply != REPLY_NONE);
 	if (!r->is_head && len) {
-		char size[24];
-		int n = snprintf(size, sizeof(size), "%llx\r\n", (unsigned long long)len);
+		char line[KVP_HTTP_CHUNK_LINE_MAX];
 		if (c->reply == REPLY_CHUNKED)
-			kvp_http_put(c, size, (uint64_t)n);
+			kvp_http_put(c, line, kvp_http_chunk_line(line, len));
 		kvp_http_put(c, data, len);
 		if (c->reply == REPLY_CHUNKED)
 			kvp_http_put(c, "\r\n", 2);

@@ -23,10 +23,11 @@ static const char *const llmd[] = {"x-encoder-hosts-ports", "x-data-parallel-hos
 
 #define IN(list, name, len) is_in(list, sizeof(list) / sizeof((list)[0]), name, len)
 
+/* Names are never empty, and those of the lists begin with a small letter. */
 static int is_in(const char *const *list, size_t cnt, const char *name, size_t len)
 {
 	for (size_t i = 0; i < cnt; i++)
-		if (strlen(list[i]) == len && strncasecmp(list[i], name, len) == 0)
+		if (list[i][0] == (name[0] | 32) && strncasecmp(list[i], name, len) == 0 && !list[i][len])
 			return 1;
 	return 0;
 }
@@ -55,10 +56,17 @@ static int is_nominated(const struct kvp_http_head *h, const char *name, uint32_
 
 static int put_field(struct kvp_http_buf *b, const struct kvp_http_head *h, const struct kvp_http_field *f)
 {
-	int rc = kvp_http_buf_put(b, h->raw.p + f->name, f->name_len);
-	rc = rc ? rc : kvp_http_buf_put(b, ": ", 2);
-	rc = rc ? rc : kvp_http_buf_put(b, h->raw.p + f->val, f->val_len);
-	return rc ? rc : kvp_http_buf_put(b, "\r\n", 2);
+	uint64_t len = (uint64_t)f->name_len + f->val_len + 4;
+	if (kvp_http_buf_room(b, len))
+		return KVP_ERR_SYS;
+	char *p = b->p + b->len;
+	memcpy(p, h->raw.p + f->name, f->name_len);
+	p += f->name_len;
+	memcpy(p, ": ", 2);
+	memcpy(p + 2, h->raw.p + f->val, f->val_len);
+	memcpy(p + 2 + f->val_len, "\r\n", 2);
+	b->len += len;
+	return KVP_OK;
 }
 
 const struct kvp_http_head *kvp_req_head(const struct kvp_req *r)
@@ -174,9 +182,16 @@ int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, uint64_t leng
 	if (length == KVP_LENGTH_CHUNKED) {
 		rc = rc ? rc : kvp_http_buf_text(out, "transfer-encoding: chunked\r\n");
 	} else if (length != KVP_LENGTH_NONE) {
-		snprintf(line, sizeof(line), "content-length: %llu\r\n", (unsigned long long)length);
-		rc = rc ? rc : kvp_http_buf_text(out, line);
+		rc = rc ? rc : kvp_headers_length(length, out);
 	}
+	return rc ? rc : kvp_http_buf_text(out, "\r\n");
+}
+
+int kvp_headers_length(uint64_t length, struct kvp_http_buf *out)
+{
+	char number[KVP_HTTP_DEC_MAX];
+	int rc = kvp_http_buf_text(out, "content-length: ");
+	rc = rc ? rc : kvp_http_buf_put(out, number, kvp_http_dec(number, length));
 	return rc ? rc : kvp_http_buf_text(out, "\r\n");
 }
 

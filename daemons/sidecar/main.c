@@ -83,6 +83,10 @@ static int open_worker(struct kvp_worker *w, unsigned id)
 	*w = (struct kvp_worker){.sidecar = &sidecar, .cfg = cfg, .id = id, .wake_fd = -1};
 	snprintf(w->engine, sizeof(w->engine), "localhost:%u", (unsigned)cfg->decode_engine_port);
 	snprintf(w->base, sizeof(w->base), "%s", cfg->sidecar_engine_base_path);
+	/* Engines bind one of the two, often only the first. */
+	kvp_addr_ip(&w->engine_at.addr[0], "127.0.0.1", (uint16_t)cfg->decode_engine_port);
+	kvp_addr_ip(&w->engine_at.addr[1], "::1", (uint16_t)cfg->decode_engine_port);
+	w->engine_at.cnt = 2;
 	for (size_t n = strlen(w->base); n && w->base[n - 1] == '/'; n--)
 		w->base[n - 1] = 0;
 	int rc = kvp_loop_open(&w->loop, 0);

@@ -7,7 +7,6 @@
 void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, const struct kvp_target *t,
 	struct kvp_leg_cfg *cfg)
 {
-	uint16_t port = (uint16_t)w->cfg->decode_engine_port;
 	*cfg = (struct kvp_leg_cfg){.connect_ns = w->cfg->sidecar_connect_timeout_ms * UINT64_C(1000000),
 		.gap_ns = w->cfg->sidecar_read_timeout_ms * UINT64_C(1000000)};
 	int wanted = w->cfg->sidecar_engine_tls; /* bit 1: prefill, bit 2: decode */
@@ -21,10 +20,7 @@ void kvp_engine_cfg(const struct kvp_worker *w, enum kvp_req_engine_kind kind, c
 		cfg->port = t->port;
 		return;
 	}
-	/* Engines bind one of the two, often only the first. */
-	kvp_addr_ip(&cfg->to.addr[0], "127.0.0.1", port);
-	kvp_addr_ip(&cfg->to.addr[1], "::1", port);
-	cfg->to.cnt = 2;
+	cfg->to = w->engine_at;
 }
 
 /* What is kept of a request in two legs: less and less. */
@@ -193,13 +189,12 @@ static void pass_start(struct kvp_req *r)
 
 static void pass_body(struct kvp_req *r, const char *data, uint64_t len)
 {
-	char size[24];
+	char line[KVP_HTTP_CHUNK_LINE_MAX];
 	if (r->conn->in.framing != KVP_HTTP_FRAME_CHUNKED) {
 		kvp_leg_put(&r->decode, data, len);
 		return;
 	}
-	int n = snprintf(size, sizeof(size), "%llx\r\n", (unsigned long long)len);
-	kvp_leg_put(&r->decode, size, (uint64_t)n);
+	kvp_leg_put(&r->decode, line, kvp_http_chunk_line(line, len));
 	kvp_leg_put(&r->decode, data, len);
 	kvp_leg_put(&r->decode, "\r\n", 2);
 }

@@ -38,7 +38,6 @@ static int head_build(struct kvp_req *r, struct kvp_http_buf *b, const char *sta
 	const char *fields, uint64_t fields_len, uint64_t length)
 {
 	struct kvp_conn *c = r->conn;
-	char line[64];
 	/* An answer before the end of the upload ends the connection, also when that end still comes. */
 	if (c->w->draining || !kvp_conn_expects(c) || c->state == KVP_CONN_BODY ||
 		r->framing == KVP_REPLY_CLOSE)
@@ -51,8 +50,7 @@ static int head_build(struct kvp_req *r, struct kvp_http_buf *b, const char *sta
 	if (r->framing == KVP_REPLY_CHUNKED) {
 		rc = rc ? rc : kvp_http_buf_text(b, "transfer-encoding: chunked\r\n");
 	} else if (length != KVP_LENGTH_NONE) {
-		snprintf(line, sizeof(line), "content-length: %llu\r\n", (unsigned long long)length);
-		rc = rc ? rc : kvp_http_buf_text(b, line);
+		rc = rc ? rc : kvp_headers_length(length, b);
 	}
 	if (!c->keep)
 		rc = rc ? rc : kvp_http_buf_text(b, "connection: close\r\n");
@@ -74,16 +72,16 @@ int kvp_reply_keep_head(struct kvp_kept_head *k, const struct kvp_http_head *h)
 {
 	/* The number as it was read, then the engine's reason: the parser let no control bytes through. */
 	const char *p = h->raw.p + 8, *end = h->raw.p + h->line_len;
-	char number[8];
+	char number[KVP_HTTP_DEC_MAX];
 	while (p < end && *p == ' ')
 		p++;
 	while (p < end && *p >= '0' && *p <= '9')
 		p++;
 	while (p < end && *p == ' ')
 		p++;
-	snprintf(number, sizeof(number), "%u ", (unsigned)h->status % 1000);
 	k->status = h->status;
-	int rc = kvp_http_buf_text(&k->text, number);
+	int rc = kvp_http_buf_put(&k->text, number, kvp_http_dec(number, h->status));
+	rc = rc ? rc : kvp_http_buf_put(&k->text, " ", 1);
 	rc = rc ? rc : kvp_http_buf_put(&k->text, p, (uint64_t)(end - p));
 	k->status_len = k->text.len;
 	return rc ? rc : kvp_headers_answer(h, &k->text);
@@ -117,16 +115,15 @@ void kvp_reply_head(struct kvp_req *r, const struct kvp_http_head *h)
 uint64_t kvp_reply_body(struct kvp_req *r, const char *data, uint64_t len)
 {
 	struct kvp_conn *c = r->conn;
-	char size[24];
+	char line[KVP_HTTP_CHUNK_LINE_MAX];
 	if (!len || r->framing == KVP_REPLY_NONE || c->out.failed)
 		return kvp_out_len(&c->out);
-	int chunked = r->framing == KVP_REPLY_CHUNKED, n = 0;
-	if (chunked)
-		n = snprintf(size, sizeof(size), "%llx\r\n", (unsigned long long)len);
+	int chunked = r->framing == KVP_REPLY_CHUNKED;
+	uint64_t n = chunked ? kvp_http_chunk_line(line, len) : 0;
 	/* Gathered as one piece: one send a chunk. */
 	struct kvp_http_buf *b = &c->out.pend;
-	int rc = kvp_http_buf_room(b, len + (uint64_t)n + 2);
-	rc = rc ? rc : kvp_http_buf_put(b, size, (uint64_t)n);
+	int rc = kvp_http_buf_room(b, len + n + 2);
+	rc = rc ? rc : kvp_http_buf_put(b, line, n);
 	rc = rc ? rc : kvp_http_buf_put(b, data, chunked ? len : len - 1);
 	if (rc) {
 		c->out.failed = 1;

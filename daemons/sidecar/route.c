@@ -34,6 +34,8 @@ static char next_byte(const char **p, const char *end)
 static int path_means(const struct kvp_http_req *q, const char *path)
 {
 	const char *p = q->path, *end = p + q->path_len;
+	if (!memchr(p, '%', q->path_len))
+		return path_is(q, path);
 	while (p < end && *path)
 		if (next_byte(&p, end) != *path++)
 			return 0;

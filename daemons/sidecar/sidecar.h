@@ -48,6 +48,7 @@ struct kvp_worker {
 	uint64_t conn_cnt;
 	unsigned id, trt_counter;
 	char engine[32];	 /* authority of the engine beside us */
+	struct kvp_addrs engine_at;
 	char base[KVP_BASE_MAX]; /* what its paths begin with, no slash at the end; "" = nothing */
 	int wake_fd;
 	uint8_t draining, forced;
@@ -159,6 +160,8 @@ const char *kvp_headers_rank(const struct kvp_req *r, uint32_t *len);
 enum kvp_req_engine_kind { KVP_ENGINE_LOCAL, KVP_ENGINE_PREFILL };
 int kvp_headers_side(struct kvp_req *r, enum kvp_req_engine_kind kind, const char *path, const char *body,
 	struct kvp_http_buf *out);
+/* kvp_headers_length appends a content-length field. */
+int kvp_headers_length(uint64_t length, struct kvp_http_buf *out);
 /* kvp_headers_answer appends the fields of an engine's answer that a client may see. */
 int kvp_headers_answer(const struct kvp_http_head *h, struct kvp_http_buf *out);
 /* kvp_headers_id: the client's x-request-id, or NULL: absent, empty, or of the connection only. */
