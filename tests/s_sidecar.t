@@ -1623,6 +1623,8 @@ def drain():
             return True
 
     tap.ok(wait_for(refused), "drain: the listener is closed")
+    said = [ask(x.s.metrics, b"", path=path, method="GET").status for path in ("/ready", "/health", "/metrics")]
+    tap.same(said, [503, 200, 200], "drain: the port of metrics stays, and says that it is not ready")
     for c, status, path in ((late, 503, "/ready"), (well, 200, "/health")):
         c.sock.sendall(b"TP/1.1\r\nHost: a\r\n\r\n")
         tap.same(c.read().status, status, f"drain: {path} on a connection that is left is {status}")
@@ -1701,6 +1703,13 @@ def threads():
     tap.ok(wait_for(lambda: ready() == 503, 5), "without the engine: 503")
     tap.same(ask(x.port, b"", path="/ready", method="GET").status, 200, "the sidecar's own stays 200")
     x.end("threads")
+    if has_ipv6():
+        d = Engine(fixed(200, b"x"), "::1")
+        s = Sidecar(d.port)
+        got = ask(s.metrics, b"", path="/ready", method="GET").status
+        tap.same(got, 200, "an engine that listens on ::1 only is ready, too")
+        s.stop()
+        d.close()
     x = Pair(trt_context(), trt_generation, "trtllm", KVPICK_SIDECAR_NODE_ID=7, KVPICK_SIDECAR_THREADS=2)
     for _ in range(40):
         x.ask(CHAT)
