@@ -582,14 +582,24 @@ def without_tokenizer(renderer):
         envoy.close()
 
 
+def trusting(node):
+    """An Envoy that trusts the generated certificate; None if the server shows another one."""
+    with open(os.path.join(node.dir.name, "default.crt"), "rb") as f:
+        e = Envoy(f"localhost:{node.epp_port}", grpc.ssl_channel_credentials(f.read()))
+    try:
+        grpc.channel_ready_future(e.channel).result(2)
+        return e
+    except grpc.FutureTimeoutError:
+        e.close()
+        return None
+
+
 def tls(renderer):
     env = {"DYN_SECURE_SERVING": "true", "KVPICK_LOG_REQUESTS": "1",
            "KVPICK_EPP_CACHE_SALT_FORWARDING": "native-vllm"}
     with Epp(renderer, env=env) as node:
         one_worker(node)
-        with open(os.path.join(node.dir.name, "default.crt"), "rb") as f:
-            creds = grpc.ssl_channel_credentials(f.read())
-        e = Envoy(f"localhost:{node.epp_port}", creds)
+        e = wait_for(lambda: trusting(node))  # its processes make one certificate each, and agree on one
         s, head, _ = routed(e, COMPLETIONS, prompt(1, 1))
         tap.same(head and head.destination, "10.0.0.1:8000", "TLS with the generated certificate")
         s.reset()

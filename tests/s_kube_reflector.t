@@ -286,12 +286,10 @@ def idle():
         tap.ok(wait_for(lambda: r.trouble("idle")), "a watch without a byte is given up")
         tap.ok(wait_for(lambda: len(stub.seen(verb="watch")) >= 3), "and made anew")
         tap.same(r.stat()["lists"], 1, "from where it was")
-        stub.bookmark_s = 0.1
-        tap.ok(r.watches(), "watching")
-        time.sleep(0.35)
-        n = len(r.trouble("idle"))
-        wait_for(lambda: r.stat()["bookmarks"] >= 8)
-        tap.same(len(r.trouble("idle")), n, "bookmarks keep it")
+    stub.bookmark_s = 0.1
+    with Reflector(stub, idle_ms=2000) as r:
+        tap.ok(wait_for(lambda: r.stat()["bookmarks"] >= 30), "bookmarks for longer than that")
+        tap.same(len(r.trouble("idle")), 0, "keep it")
         stub.put("pods", thing("b", "1"))
         r.has(held(stub), "and it hears what happens")
     stub.close()

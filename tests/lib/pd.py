@@ -201,6 +201,10 @@ class Engine:
         except OSError:
             pass  # closed before
         self.listener.close()
+        self.hang_up()
+
+    def hang_up(self):
+        """Closes every connection, as far as the other side has not."""
         for sock in list(self.conns):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
