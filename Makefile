@@ -86,7 +86,9 @@ POINT_A := $(B)/libkvpick-points.a
 POINT_TESTS := $(addprefix $(B)/tests/,t_catalogue t_cmdring_crash t_lifecycle_crash t_memo t_radix_crash \
 	t_reconcile t_tiers_crash r_radix)
 TESTS := $(patsubst %.c,$(B)/%,$(TEST_SRC) $(TORTURE_SRC) $(FUZZ_SRC))
-HELPERS := $(patsubst %.c,$(B)/%,$(HELPER_SRC))
+# Programs with these places.
+POINT_PROGS := $(addprefix $(B)/tests/points/,kvpick-discovery kvpick-httpd kvpickctl)
+HELPERS := $(patsubst %.c,$(B)/%,$(HELPER_SRC)) $(POINT_PROGS)
 BENCHES := $(patsubst %.c,$(B)/%,$(BENCH_SRC))
 SCRIPTS := $(wildcard tests/[sk]_*.t tests/crash/k_*.t) tests/mutation.t
 
@@ -136,6 +138,9 @@ $(LIB_SO): $(call obj,$(SHM_SRC) $(SELECT_SRC))
 
 .SECONDEXPANSION:
 $(PROGS): $$(call obj,$$(wildcard $$(src_$$(@F))/*.c)) $$(if $$(filter bench/%,$$(src_$$(@F))),$(BENCH_A)) $(LINK)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(POINT_PROGS): $$(patsubst %.c,$(B)/points/%.c.o,$$(wildcard $$(src_$$(@F))/*.c)) $(POINT_A) $(LINK)
+	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/tests/fuzz/f_%: $(B)/tests/fuzz/f_%.c.o $(SIDECAR_A) $(LINK)
 	@mkdir -p $(@D)

@@ -2,6 +2,7 @@
 """SIGKILL of every process of the node under load: it answers again within a second, no load is left when the
 clients have ended, kvpickctl check finds nothing."""
 import os
+import re
 import shutil
 import signal
 import sys
@@ -12,6 +13,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import node
 from node import SLOW, Node, Tap, call, wait_for, worker
+from points import Points
 
 tap = Tap()
 NO_EVENTS = {"DYN_ROUTER_USE_KV_EVENTS": "false"}
@@ -106,6 +108,39 @@ def sweeper_killed():
             node.BUILD = before
 
 
+def sweep_killed(*places):
+    """httpd is killed in the middle of a booking, the helper that sweeps in the middle of that, and the helper that
+    repeats it in the middle, too."""
+    name = " and ".join(places)
+    with Points(kvpick_httpd=None, kvpickctl="sweep") as points:
+        points.arm("kvpick-httpd", "book:ref:3")
+        points.arm("kvpickctl", *places)
+        with Node("--httpd-processes", "1", env=NO_EVENTS) as n:
+            n.call("POST", "/workers", worker(1))
+            for sid in "ab":
+                tap.same(n.call("POST", "/select_and_reserve", {"selection_id": sid, "token_ids": list(range(32))})[0], 200,
+                         f"{name}: booked")
+            loads, gen = n.call("GET", "/loads"), n.ctl("--json", "gen")
+            try:
+                got = n.call("POST", "/select_and_reserve", {"selection_id": "c", "token_ids": list(range(40))})
+            except OSError:
+                got = None
+            tap.same(got, None, f"{name}: httpd is killed while it books")
+            tap.ok(wait_for(n.healthy, 30), f"{name}: it answers again", n.log_text())
+            died = re.findall(r"child.ended role=(\w+) .* how=signal code=9", n.log_text())
+            tap.same(died, ["httpd", "ctl", "ctl"], f"{name}: both helpers were killed there")
+            tap.same((n.counted("supervisor_sweep_again"), n.counted("supervisor_child_swept")), (2, 1),
+                     f"{name}: the third has swept")
+            tap.same(n.ctl("--json", "gen"), gen, f"{name}: the region is the same")
+            tap.ok(wait_for(lambda: n.call("GET", "/loads") == loads), f"{name}: bookings count as before",
+                   (n.call("GET", "/loads"), loads))
+            tap.same([n.call("DELETE", f"/reservations/{sid}")[0] for sid in "abc"], [200, 200, 404],
+                     f"{name}: those that were made are there, the other is not")
+            tap.same(total_load(n), [0, 0, 0], f"{name}: no load is left")
+            code, text = n.ctl("check")
+            tap.ok(code == 0, f"{name}: kvpickctl check finds no fault", text)
+
+
 def supervisor_killed(node):
     """Children end with their supervisor; whoever watches it (systemd, kubelet) starts a new node."""
     pids = [p for group in node.children().values() for p in group]
@@ -148,7 +183,15 @@ def main():
         tap.ok(code == 0, "kvpickctl check finds no fault", text)
         supervisor_killed(n)
     sweeper_killed()
-    return tap.done()
 
 
-sys.exit(main())
+def sweeps():
+    for places in (("book:recount:1", "book:recount_ref:2"), ("book:recount_store:1", "book:recount_store:1"),
+                   ("book:recount_clean:1", "book:sweep:1"), ("book:sweep:1", "book:sweep:2")):
+        sweep_killed(*places)
+
+
+for test in (main, sweeps):
+    if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
+        test()
+sys.exit(tap.done())

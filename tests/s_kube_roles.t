@@ -4,6 +4,8 @@ helpers/h_cluster.c); what it asks of the indexer is what is looked at. With llm
 import http.server
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from disagg import DEST, PREFILLER, Disagg  # noqa: E402
 from epp import COMPLETIONS, Epp, Renderer, prompt, respond, routed  # noqa: E402
 from kube_stub import KubeStub, pod, pool  # noqa: E402
 from node import BUILD, SLOW, Tap, wait_for  # noqa: E402
+from points import Points  # noqa: E402
 
 tap = Tap()
 ROLES = {"0": "aggregated", "1": "prefill", "2": "decode"}
@@ -321,6 +324,46 @@ def llmd_serves():
     stub.close()
 
 
+def llmd_killed():
+    """Discovery is killed between the commands for the two workers of one pod: the next one ends what it began."""
+    stub, at = KubeStub(), "10.0.0.1:8000"
+    stub.put("inferencepools", pool())
+    with Points(kvpick_discovery=None) as points, Cluster(stub, Renderer(), **LLMD_ROLES) as node:
+        def workers():
+            return {w["role"]: int(w["worker_id"]) for w in node.table("workers")}
+
+        def killed():
+            return len(re.findall("child.ended role=discovery .* how=signal code=9", node.log_text()))
+
+        def step(role, place, want):
+            """The pod changes while nobody looks. The next process is killed at the place, the one after it lives."""
+            was = killed()
+            pid, = wait_for(lambda: node.children().get("kvpick-discovery"), 20)
+            os.kill(pid, signal.SIGSTOP)
+            stub.put("pods", llmd_pod("b", "10.0.0.1", role))
+            points.arm("kvpick-discovery", place)
+            os.kill(pid, signal.SIGKILL)
+            name = f"relabelled to {role}, killed at {place}"
+            tap.ok(wait_for(lambda: killed() == was + 2, 20), f"{name}: it was", node.log_text())
+            tap.ok(wait_for(lambda: sorted(workers()) == want, 20), f"{name}: and is as it should be", workers())
+            return workers()
+
+        both = step("both", "discovery:sent:1", ["decode", "prefill"])
+        for role, place, want in (
+                ("encode", "discovery:sent:1", []), ("both", "discovery:kept:2", ["decode", "prefill"]),
+                ("prefill", "discovery:sent:1", ["prefill"]), ("decode", "discovery:sent:1", ["decode"]),
+                ("both", "discovery:sent:1", ["decode", "prefill"]), ("encode", "discovery:kept:2", []),
+                ("both", "discovery:sent:1", ["decode", "prefill"])):
+            got = step(role, place, want)
+            if not tap.ok(sorted(got) == want and all(both[r] == got[r] for r in got), "under the ids of before", got):
+                return
+        node.proxy, node.fresh = node.envoy(), iter(range(1000, 1 << 30))
+        tap.ok(wait_for(lambda: node.pairs(1) == {(at, None)}), "the pod serves in both roles", node.log_text())
+        tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
+        node.proxy.close()
+    stub.close()
+
+
 def ranks():
     stub = KubeStub()
     stub.put("inferencepools", pool(ports=(8000, 8001, 8002)))
@@ -343,7 +386,7 @@ def ranks():
     stub.close()
 
 
-for test in (by_label, other_label, by_pool, llmd_labels, llmd_probes, llmd_serves, ranks):
+for test in (by_label, other_label, by_pool, llmd_labels, llmd_probes, llmd_serves, llmd_killed, ranks):
     if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
         print(f"# {test.__name__}")
         test()

@@ -1,6 +1,7 @@
 #include "daemons/discovery/catalog.h"
 
 #include <kvpick/hash.h>
+#include <kvpick/point.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -453,6 +454,7 @@ static int send(struct kvp_catalog *c, struct entry *e, enum state as, uint64_t 
 		return 0;
 	e->is_ours = 1;
 	keep(c, e, 1);
+	KVP_POINT("discovery:kept");
 	e->cell->worker_id = e->worker_id;
 	e->cell->arg[0] = as == POSTED ? (uint64_t)e->role : 0;
 	if (as == POSTED)
@@ -467,6 +469,7 @@ static int send(struct kvp_catalog *c, struct entry *e, enum state as, uint64_t 
 	c->posting_cnt += as == POSTED;
 	c->stat.posts += as == POSTED;
 	c->stat.deletes += as == DELETED;
+	KVP_POINT("discovery:sent");
 	return 1;
 }
 

@@ -14,7 +14,7 @@
  * Lifetime   kvp_catalog_open to kvp_catalog_close.
  * Crash      the next process reads the ids from the file (of the same region) and goes on; commands that
  *            were under way are executed or not, and are sent again.
- * Proved by  tests/t_catalog.c, tests/s_workers_file.t, tests/s_kube.t
+ * Proved by  tests/t_catalog.c, tests/s_workers_file.t, tests/s_kube.t, tests/s_kube_roles.t (killed)
  */
 #ifndef KVP_DISCOVERY_CATALOG_H
 #define KVP_DISCOVERY_CATALOG_H
