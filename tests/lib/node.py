@@ -129,8 +129,8 @@ class Node:
         return call(self.port, method, path, body, host=self.host, **kw)
 
     def ctl(self, *args):
-        """kvpickctl: (exit code, output)."""
-        done = subprocess.run([f"{BUILD}/kvpickctl", "--run-dir", self.dir.name, *args], env=self.env,
+        """kvpickctl: (exit code, output). On a busy machine the supervisor may need more than its second to answer."""
+        done = subprocess.run([f"{BUILD}/kvpickctl", "--run-dir", self.dir.name, "-t", "20000", *args], env=self.env,
                               capture_output=True, text=True, timeout=60 * SLOW)
         return done.returncode, done.stdout + done.stderr
 
