@@ -591,6 +591,30 @@ def sessions():
         for x in [s, *load]:
             x.reset()
         end(node, envoy, "sessions")
+    # a decode worker that prefills itself has the session, too
+    env = {"DYN_ROUTER_CONDITIONAL_DISAGG": "true", "DYN_ROUTER_TTL_SECS": "600",
+           "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS": "600"}
+    with Disagg(RENDERER, PREFILL[:1] + DECODE, env=env) as node:
+        envoy = node.envoy()
+        s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 8))
+        home = head.destination
+        s.reset()
+
+        def local():
+            wait_for(lambda: not node.ids())
+            s, head, _ = routed(envoy, COMPLETIONS, prompt(1, 8))
+            s.reset()
+            return head.set == {DEST: home}
+        wait_for(local)
+        load = [routed(envoy, at, prompt(1, 8)) for at in [session] + 6 * [COMPLETIONS]]
+        tap.same([h.set for _, h, _ in load], [{DEST: home}] * 7, "the first request of a session is prefilled where it decodes")
+        s, head, _ = routed(envoy, session, prompt(2, 40))
+        tap.same((head.destination, head.set.get(PREFILLER)), (home, "10.0.0.21:8000"),
+                 "the next one, prefilled remotely, stays with its decode worker, though that is loaded")
+        s.reset()
+        for x, _, _ in load:
+            x.reset()
+        end(node, envoy, "sessions, conditional")
 
 
 def kills():

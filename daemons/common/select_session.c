@@ -28,8 +28,8 @@ static void wake_waiters(struct kvp_selection *s)
 
 int kvp_sel_steerable(const struct kvp_selection *s, const struct kvp_select_request *q)
 {
-	return s->region->affinity.max && q->session_id.len && q->has_pinned != KVP_YES &&
-	       q->has_target != KVP_YES;
+	int is_pinned = q->has_pinned == KVP_YES && q->binds_pinned != KVP_YES;
+	return s->region->affinity.max && q->session_id.len && !is_pinned && q->has_target != KVP_YES;
 }
 
 /* begin says whether the request has to do with the table at all: 1, 0, or 400. */

@@ -212,7 +212,7 @@ static void specialize(struct kvp_leg *l, struct kvp_select_request *q, char id[
 	if (j->way == KVP_EPP_REMOTE && which(l) == KVP_PLAN_MAIN) {
 		kvp_epp_override_decode(&q->override);
 	} else if (j->way == KVP_EPP_PINNED) {
-		q->has_pinned = KVP_YES;
+		q->has_pinned = q->binds_pinned = KVP_YES;
 		q->pinned_worker_id = j->pinned_worker_id;
 		q->pinned_dp_rank = j->pinned_dp_rank;
 	}

@@ -80,6 +80,7 @@ struct kvp_select_request {
 	enum kvp_tristate has_pinned;
 	uint64_t pinned_worker_id;
 	uint32_t pinned_dp_rank;
+	enum kvp_tristate binds_pinned; /* the session sticks to the pinned rank; else a pin passes it over */
 	enum kvp_tristate has_target, has_target_rank; /* soft steering: ignored when it is not eligible */
 	uint64_t target_worker_id;
 	uint32_t target_dp_rank;
