@@ -116,7 +116,8 @@ static uint32_t common(const struct kvp_book *b, uint32_t at, const uint64_t *h,
 	return i;
 }
 
-/* Everything the table has under the key of h[0], but for the entry at skip. */
+/* Everything the table has under the key of h[0], but for the entry at skip; with an entry for all of h, that
+ * one only. */
 static void look(const struct kvp_book *b, uint64_t key, const uint64_t *h, uint32_t n, uint32_t skip,
 	struct look *k)
 {
@@ -148,6 +149,8 @@ static void look(const struct kvp_book *b, uint64_t key, const uint64_t *h, uint
 			k->full = k->part = 0;
 			k->free_at = ABSENT;
 			i = UINT32_MAX;
+		} else if (k->full == n) {
+			return; /* none is longer */
 		}
 	}
 }
@@ -622,12 +625,26 @@ void kvp_active_prefetch(const struct kvp_book *b, uint32_t rank_slot, uint64_t 
 		prefetch(b, book_key(book_dom(b, rank_slot, CTL_EPOCH(book_ctl(b, rank_slot))), first));
 }
 
-/* A block at the start of a group is live exactly if an entry begins with it. */
+/* A block at the start of a group is live exactly if an entry begins with it: the first that is found will
+ * do. */
 static int is_start(const struct kvp_book *b, struct book_dom dom, const uint64_t *h)
 {
-	struct look k;
-	look(b, book_key(dom, *h), h, 1, ABSENT, &k);
-	return k.full || k.part;
+	uint64_t key = book_key(dom, *h);
+	uint32_t end = reach(b) / LINE;
+	for (uint32_t i = 0; i < end; i++) {
+		const struct kvp_bucket_shm *u = &b->act[(key + i) & b->act_line_mask];
+		for (uint32_t k = 0; k < LINE; k++) {
+			uint64_t lo = kvp_ld_acq_u64(&u->gate[k].lo);
+			if (lo >> TAG_SHIFT != key >> TAG_SHIFT || !lo)
+				continue;
+			int has = CNT(kvp_ld_acq_u64(&u->gate[k].hi)) && kvp_ld_acq_u64(&u->hash[k][0]) == *h;
+			if (kvp_ld_acq_u64(&u->gate[k].lo) != lo)
+				k--; /* another entry by now: once more */
+			else if (has)
+				return 1;
+		}
+	}
+	return 0;
 }
 
 uint32_t kvp_active_depth(const struct kvp_book *b, uint32_t rank_slot, uint32_t rank_gen,

@@ -1,5 +1,6 @@
 /* Booking through its public headers: life cycle, errors, ids of every length, capacity, generations, sweep,
  * expiry. */
+#include "shm/book_priv.h"
 #include "tests/book_fixture.h"
 
 #include <math.h>
@@ -314,6 +315,34 @@ static void test_check_touches_little(void)
 	fixture_drop(&f);
 }
 
+/* Many short prompts in a small table, so that lines run over: every one is seen in full, no other is. */
+static void test_crowded(void)
+{
+	enum { PROMPTS = 700, BLOCKS = 11 }; /* two groups each */
+	static uint64_t seq[PROMPTS][BLOCKS];
+	uint64_t h[PROMPTS], x = 1, lost = 0, seen = 0;
+	struct fixture c;
+	fixture_make(&c, 4, 1024, 16384);
+	kvp_rank_open(&c.b, 2, 1);
+	for (uint32_t p = 0; p < PROMPTS; p++) {
+		char id[16];
+		for (uint32_t i = 0; i < BLOCKS; i++)
+			seq[p][i] = x = x * 6364136223846793005ull + 1442695040888963407ull;
+		snprintf(id, sizeof(id), "c%u", p);
+		lost += p % 7 == 0 ? 0 : book_simple(&c.b, ME, id, 2, 1, 0, seq[p], BLOCKS, &h[p]) != KVP_OK;
+	}
+	is_u64(lost, 0, "all are booked");
+	ok(kvp_ld_rlx_u64(&c.b.hdr->act_reach) > 1, "and lie in more lines than one");
+	for (uint32_t p = 0; p < PROMPTS; p++) {
+		uint32_t d = kvp_active_depth(&c.b, 2, 1, seq[p], BLOCKS);
+		lost += p % 7 && d != BLOCKS;
+		seen += p % 7 == 0 && d != 0;
+	}
+	is_u64(lost, 0, "each is live in full");
+	is_u64(seen, 0, "what was not booked is not live");
+	fixture_drop(&c);
+}
+
 int main(void)
 {
 	test_lifecycle();
@@ -333,5 +362,6 @@ int main(void)
 		"no overflow in rounding");
 	fixture_drop(&f);
 	test_check_touches_little();
+	test_crowded();
 	return done();
 }
