@@ -7,7 +7,8 @@
  * Prints     ops_s = requests a second; cpu_us_req = processor time of the given processes a request;
  *            ops_cpu_s = requests a second of their processor time (a core's worth); latencies as the client
  *            sees them. --half: also a line bench=api.half, with half the requests a second of the last
- *            closed loop, due at even intervals, latencies from the time they were due.
+ *            closed loop, due at even intervals, latencies from the time they were due. And GET /health in
+ *            both ways, bench=api.empty and api.empty_half: what sockets and scheduler take of the above.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -30,7 +31,7 @@ struct prompt {
 	char *req; /* whole request; the id's digits are filled in at id_at */
 	size_t len, id_at;
 };
-enum phase { SELECT, FREE };
+enum phase { SELECT, HEALTH, FREE };
 struct conn {
 	struct kvp_sock s;
 	char *out; /* ours while nothing is being sent */
@@ -172,6 +173,8 @@ static void ask(struct conn *c, uint64_t due_ns)
 		n = (int)p->len;
 		memcpy(c->out, p->req, p->len);
 		memcpy(c->out + p->id_at, id, ID_LEN);
+	} else if (phase == HEALTH) {
+		n = snprintf(c->out, req_max, "GET /health HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n\r\n", cfg.port);
 	} else {
 		n = snprintf(c->out, req_max,
 			"DELETE /reservations/%s HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n\r\n", id, cfg.port);
@@ -223,7 +226,7 @@ static void on_recv(void *ctx, struct kvp_sock *s, const char *data, int64_t len
 	uint64_t now = bench_now_ns();
 	if (memcmp(c->in + 8, " 200 ", 5) != 0 && wrong++ == 0)
 		fprintf(stderr, "b_api: %s: %.400s\n", cfg.name, c->in);
-	if (phase == SELECT && lat_cnt < LAT_MAX)
+	if (phase != FREE && lat_cnt < LAT_MAX)
 		lat[lat_cnt++] = (uint32_t)(now - c->due_ns);
 	c->waiting = 0;
 	open_cnt--;
@@ -303,13 +306,14 @@ static void run_closed(void)
 		kvp_loop_run_once(loop, KVP_LOOP_FOREVER);
 }
 
-/* Books cnt prompts, measured, then frees them: adds to what is measured. */
-static void stretch(uint32_t cnt, uint64_t interval_ns, uint64_t *wall_ns, uint64_t *server_ns)
+/* Sends cnt requests, measured: adds to what is measured. Prompts that were booked are freed. */
+static void stretch(
+	enum phase what, uint32_t cnt, uint64_t interval_ns, uint64_t *wall_ns, uint64_t *server_ns)
 {
 	static uint32_t used;
 	next_id = used;
 	end_id = used + cnt;
-	phase = SELECT;
+	phase = what;
 	pace = interval_ns ? OPEN_LOOP : CLOSED_LOOP;
 	uint64_t cpu = cpu_ns(), start = bench_now_ns();
 	if (interval_ns)
@@ -318,20 +322,22 @@ static void stretch(uint32_t cnt, uint64_t interval_ns, uint64_t *wall_ns, uint6
 		run_closed();
 	*wall_ns += bench_now_ns() - start;
 	*server_ns += cpu_ns() - cpu;
-	next_id = used;
-	phase = FREE;
 	pace = CLOSED_LOOP;
-	run_closed();
+	if (what == SELECT) {
+		next_id = used;
+		phase = FREE;
+		run_closed();
+	}
 	used = end_id;
 }
 
-static struct result once(uint32_t hashes, uint64_t least_ns, uint64_t interval_ns)
+static struct result once(enum phase what, uint32_t hashes, uint64_t least_ns, uint64_t interval_ns)
 {
 	uint32_t cnt = hashes > 512 ? 500 : 4000, done = 0;
 	uint64_t wall = 0, server = 0;
 	lat_cnt = 0;
 	while (wall < least_ns) {
-		stretch(cnt, interval_ns, &wall, &server);
+		stretch(what, cnt, interval_ns, &wall, &server);
 		done += cnt;
 	}
 	qsort(lat, lat_cnt, sizeof(*lat), cmp_u32);
@@ -349,13 +355,13 @@ static int by_ops(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static double measure(const char *what, uint32_t hashes, uint64_t interval_ns)
+static double measure(const char *what, enum phase ask_for, uint32_t hashes, uint64_t interval_ns)
 {
 	struct result r[REPEATS];
 	uint64_t least_ns = (uint64_t)(cfg.seconds * 1e9 / REPEATS);
-	once(hashes, least_ns / 4, interval_ns);
+	once(ask_for, hashes, least_ns / 4, interval_ns);
 	for (int i = 0; i < REPEATS; i++)
-		r[i] = once(hashes, least_ns, interval_ns);
+		r[i] = once(ask_for, hashes, least_ns, interval_ns);
 	qsort(r, REPEATS, sizeof(r[0]), by_ops);
 	const struct result *m = &r[REPEATS / 2];
 	printf("bench=api.%s server=%s hashes=%u conns=%u ops=%" PRIu64 " ops_s=%.0f cpu_us_req=%.2f "
@@ -514,9 +520,12 @@ int main(int argc, char **argv)
 		printf("# server=%s hashes=%u prompts=%u cached=%u\n", cfg.name, hashes, prompt_cnt, cached);
 		for (uint32_t k = 0; k < cfg.conns.cnt; k++) {
 			connect_all(cfg.conns.v[k]);
-			ops_s = measure("select_and_reserve", hashes, 0);
-			if (cfg.half && k + 1 == cfg.conns.cnt)
-				measure("half", hashes, (uint64_t)(2e9 / ops_s));
+			ops_s = measure("select_and_reserve", SELECT, hashes, 0);
+			if (cfg.half && k + 1 == cfg.conns.cnt) {
+				measure("half", SELECT, hashes, (uint64_t)(2e9 / ops_s));
+				measure("empty", HEALTH, hashes, 0);
+				measure("empty_half", HEALTH, hashes, (uint64_t)(2e9 / ops_s));
+			}
 			disconnect_all();
 		}
 	}

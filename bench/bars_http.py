@@ -131,7 +131,8 @@ def main():
         bar(f"http_select_128_conns_{most}_one_httpd_core", get(rows, "ops_cpu_s", name, 128, most), 25000, "1/s",
             f"wall={wall:.0f}/s" if wall else "")
         bar("http_select_128_p99_at_half_load", get(rows, "p99_us", "api.half", 128, most), 1000, "us", sense="<=",
-            note=f"rate={get(rows, 'ops_s', 'api.half', 128, most) or 0:.0f}/s")
+            note=f"rate={get(rows, 'ops_s', 'api.half', 128, most) or 0:.0f}/s "
+                 f"get_health_at_that_rate={get(rows, 'p99_us', 'api.empty_half', 128, most) or 0:.0f}_us")
     for h in hashes:
         for c in conns:
             a, b = get(rows, "ops_s", name, h, c), get(other, "ops_s", name, h, c)
