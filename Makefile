@@ -30,8 +30,8 @@ endif
 CFLAGS = -std=c11 $(CWARN) $(BASE) $(ARCH) $(OPT)
 CXXFLAGS = -std=c++17 $(WARN) $(BASE) $(ARCH) $(OPT)
 LDFLAGS = -pthread $(filter -fsanitize% --coverage,$(OPT)) -Wl,--as-needed
-LIBS := -luring -lzmq -lmsgpackc -lsimdjson -lhttp_parser -lxxhash -lyaml -lcurl -lgrpc -lgpr -lprotobuf-c -lyajl \
-	-lssl -lcrypto -lstdc++ -lm
+LIBS := -luring -lzmq -lmsgpackc -lsimdjson -lhttp_parser -lxxhash -lyaml -lcurl -lgrpc -lgpr -labsl_synchronization -lprotobuf-c \
+	-lyajl -lssl -lcrypto -lstdc++ -lm
 
 # Libraries, lowest first. libkvpick is what other programs embed: shm plus the selection flow.
 SHM_SRC := $(wildcard shm/*.c)

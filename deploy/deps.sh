@@ -8,11 +8,11 @@
 #   deploy/deps.sh list WHAT       prints the packages of all, build or runtime
 set -eu
 build="gcc g++ make pkg-config libc6-dev libck-dev liburing-dev libzmq3-dev libmsgpack-dev
-libsimdjson-dev libhttp-parser-dev libxxhash-dev libyaml-dev libyajl-dev libgrpc-dev libprotobuf-c-dev
-protobuf-c-compiler libssl-dev libcurl4-openssl-dev"
+libsimdjson-dev libhttp-parser-dev libxxhash-dev libyaml-dev libyajl-dev libgrpc-dev libabsl-dev
+libprotobuf-c-dev protobuf-c-compiler libssl-dev libcurl4-openssl-dev"
 test="perl python3 python3-venv openssl curl python3-grpcio python3-yaml iproute2 systemd"
 runtime="libc6 libstdc++6 liburing2 libzmq5 libsimdjson14 libhttp-parser2.9 libxxhash0 libyaml-0-2 libyajl2
-libgrpc29 libprotobuf-c1 libssl3 libcurl4"
+libgrpc29 libabsl20220623 libprotobuf-c1 libssl3 libcurl4"
 
 list=""
 if [ "${1:-}" = list ]; then

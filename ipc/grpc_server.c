@@ -1,4 +1,5 @@
 /* ipc/grpc_server.c - listeners and the life of the whole server; streams are in grpc_stream.c. */
+#include "ipc/grpc_locks.h"
 #include "ipc/grpc_priv.h"
 
 #include <arpa/inet.h>
@@ -87,6 +88,7 @@ int kvp_grpc_new(struct kvp_grpc **out, const struct kvp_grpc_cfg *cfg)
 	if (rc != KVP_OK)
 		goto fail;
 	log_to(g);
+	kvp_grpc_locks_plain();
 	grpc_init();
 	g->quota = grpc_resource_quota_create("kvpick");
 	grpc_resource_quota_resize(g->quota, g->cfg.memory_bytes);

@@ -1,4 +1,4 @@
-/* ipc/json_in.cc — the only C++ of ours: simdjson's DOM tape behind json_in.h. */
+/* ipc/json_in.cc — simdjson's DOM tape behind json_in.h. */
 #define SIMDJSON_EXCEPTIONS 0
 #include <simdjson.h>
 

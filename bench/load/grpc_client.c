@@ -9,6 +9,7 @@
 #include <kvpick/err.h>
 #include <stdlib.h>
 #include <string.h>
+#include "ipc/grpc_locks.h"
 
 enum op { OP_RECV, OP_SEND, OP_STATUS };
 struct tag {
@@ -71,6 +72,7 @@ int kvp_gc_open(struct kvp_gc **out, const struct kvp_gc_cfg *cfg)
 	struct kvp_gc *c = calloc(1, sizeof(*c));
 	if (!c)
 		return KVP_ERR_SYS;
+	kvp_grpc_locks_plain();
 	grpc_init();
 	c->cq = grpc_completion_queue_create_for_next(NULL);
 	c->channel_cnt = cfg->conns && cfg->conns <= 64 ? cfg->conns : 1;
