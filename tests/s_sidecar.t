@@ -1356,6 +1356,8 @@ def trt():
     tap.same(
         (got.status, x.d.requests[-1].json()["prompt"]), (200, [IDS]), "completions: the prompt becomes its tokens"
     )
+    x.ask({"model": "m", "prompt": "Why?", "prompt_token_ids": [9]}, path="/v1/completions")
+    tap.ok("prompt_token_ids" not in x.d.requests[-1].json(), "completions: the client's own tokens are dropped, too")
     for same in ({"n": 1}, {"best_of": 1}, {"best_of": None}, {"use_beam_search": False}, {"use_beam_search": None}):
         tap.same(x.ask({**base, **same}).status, 200, f"TensorRT-LLM: {same} is served")
     for bad in ({"n": 2}, {"best_of": 2}, {"use_beam_search": True}):
@@ -1430,8 +1432,17 @@ def tls():
     big = os.urandom(1_500_000)
     x.d.script = lambda e, r: r.conn.reply(200, r.body)
     tap.ok(ask(x.port, big, path="/v1/files").body == big, "1.5 MB each way over TLS, passed through")
-    x.d.script = lambda e, r: (r.conn.head(200), r.conn.chunk(b"a"), r.conn.reset())
-    tap.same(x.ask(STREAM).ended, "broken", "an end without TLS's own end is a break")
+    for own, ended in ((True, "clean"), (False, "broken")):
+
+        def close_ends_it(_engine, req, own=own):
+            req.conn.send(b"HTTP/1.1 200 OK\r\n\r\nabc")
+            if own:
+                req.conn.sock.unwrap()
+            raise ConnectionError
+
+        x.d.script = close_ends_it
+        got = x.ask(STREAM)
+        tap.same((got.body, got.ended), (b"abc", ended), f"an answer that ends with the connection, TLS's own end {own}")
     x.p.script = silent
     c = Client(x.port)
     c.send("POST", "/v1/chat/completions", CHAT, {"x-prefiller-host-port": x.p.authority})

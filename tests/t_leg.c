@@ -15,7 +15,8 @@ static struct kvp_leg leg;
 static int listener = -1, old = -1, fresh = -1; /* the engine's ends */
 static uint16_t port;
 static uint64_t old_got, fresh_got, request_len;
-static int done_cnt, done_end, done_status;
+static int done_cnt, done_end, done_status, pauses;
+static uint64_t body_got;
 
 static void on_head(void *ctx, struct kvp_leg *l)
 {
@@ -26,9 +27,10 @@ static void on_head(void *ctx, struct kvp_leg *l)
 static void on_body(void *ctx, struct kvp_leg *l, const char *data, uint64_t len)
 {
 	(void)ctx;
-	(void)l;
 	(void)data;
-	(void)len;
+	body_got += len;
+	if (pauses)
+		kvp_leg_pause(l);
 }
 
 static void on_done(void *ctx, struct kvp_leg *l, enum kvp_leg_end end)
@@ -88,8 +90,8 @@ static void engine_reset(int *fd)
 	engine_close(fd);
 }
 
-/* One answered request, and its connection kept. */
-static void keep(void)
+/* A request that its engine has. */
+static void begin(void)
 {
 	engine_close(&old);
 	engine_close(&fresh);
@@ -100,9 +102,43 @@ static void keep(void)
 		engine_take(&old);
 		engine_read(old, &old_got);
 	}
+}
+
+/* One answered request, and its connection kept. */
+static void keep(void)
+{
+	begin();
 	send(old, GOOD, sizeof(GOOD) - 1, MSG_NOSIGNAL);
 	UNTIL(done_cnt);
 	old_got = 0;
+}
+
+static void test_paused(void)
+{
+	begin();
+	pauses = 1;
+	body_got = 0;
+	send(old, GOOD, sizeof(GOOD) - 2, MSG_NOSIGNAL); /* all but a byte */
+	UNTIL(body_got);
+	pauses = 0;
+	ok(body_got == 1 && !leg.gap.pos, "%s: the silence of an engine that waits for us is not counted",
+		be_name);
+	kvp_leg_resume(&leg);
+	ok(leg.gap.pos, "%s: when we go on it is", be_name);
+	send(old, GOOD + sizeof(GOOD) - 2, 1, MSG_NOSIGNAL);
+	UNTIL(done_cnt);
+	ok(done_end == KVP_LEG_COMPLETE && body_got == 2 && !leg.gap.pos, "%s: the rest comes", be_name);
+}
+
+static void test_said_close(void)
+{
+	static const char last[] = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok";
+	begin();
+	uint64_t idle = pool.stat.idle, open = pool.stat.open;
+	send(old, last, sizeof(last) - 1, MSG_NOSIGNAL);
+	UNTIL(done_cnt);
+	ok(done_end == KVP_LEG_COMPLETE && pool.stat.idle == idle && pool.stat.open == open - 1,
+		"%s: a connection that its engine will close is not kept", be_name);
 }
 
 /* What the engine does with the kept connection, and when. The first comes before the call, the next before
@@ -392,6 +428,8 @@ static void run(enum kvp_loop_backend be, const char *name)
 		test_twice(repeat);
 		test_unasked(repeat);
 	}
+	test_paused();
+	test_said_close();
 	test_foreign();
 	test_silent();
 	engine_close(&fresh);
