@@ -212,6 +212,9 @@ def bodiless():
             c.send("POST", "/v1/chat/completions", CHAT)
             status, fields = c.head()
             tap.same((status, fields), (int(want[:3]), [("X-A", "b")]), f"{want}: the engine's, without a body's framing")
+        left.append(b"200 Head\r\nContent-Length: 5")
+        c.send("HEAD", "/v1/models")
+        tap.same(c.head(), (200, [("X-A", "b")]), "the answer to HEAD")
         tap.same(c.ask("GET", "/health").status, 200, "nothing came behind them")
     tap.same(s.stop(), 0, "bodiless: ends with 0")
     d.close()
@@ -245,6 +248,7 @@ def uploads():
         got = ask(s.port, big[:size], headers={"x-request-id": "-r"}, chunked=chunked)
         tap.same(got.body, f"{size}-r".encode(), f"{size} bytes, {'chunked' if chunked else 'by length'}")
         tap.ok(d.requests[-1].body == big[:size], "arrive as they were")
+    tap.same(d.accepted, 5, "what is long, or may be, could not be repeated: it takes no connection that was used")
     with Client(s.port) as c:
         c.send("POST", "/v1/embeddings", b"abc", length=6)
         tap.ok(
