@@ -388,6 +388,33 @@ static void changed(const char *name, const char *to, enum change what)
 	close_node(name);
 }
 
+/* A prefill worker that goes after its booking, while the decode leg waits; the plan began anew before. */
+static void prefill_lost(void)
+{
+	static const struct kvp_local_cfg queue = {.queue = KVP_LOCAL_FCFS, .queue_threshold = 0.5};
+	for (int enforce = 0; enforce < 2; enforce++) {
+		open_node(&queue, NULL);
+		cfg.enforce_disagg = enforce;
+		worker(1, "http://10.0.0.1:8000", one);
+		worker(7, "http://10.0.0.7:8000", one);
+		struct ask *busy = ask_on("/v1/embeddings", 1, TOK), *a = pair(200);
+		ok(!a->routed && !a->status && x.queued_cnt == 1, "a pair waits for its decode worker");
+		a->j.is_restarted = 1;
+		kvp_selection_local_worker_gone(node, 1);
+		worker(1, "http://10.0.0.1:8000", one);
+		gone(busy);
+		kvp_epp_poll(&x);
+		if (enforce)
+			is_u64((uint64_t)a->status, 503, "a prefill worker lost twice: refused");
+		else
+			ok(!strcmp(a->to, "10.0.0.7:8000") && !a->prefiller[0],
+				"or the decode worker does both");
+		is_u64(x.queued_cnt, 0, "nobody waits any more");
+		gone(a);
+		close_node("prefill lost");
+	}
+}
+
 static void too_late(void)
 {
 	for (int enforce = 0; enforce < 2; enforce++) {
@@ -567,6 +594,7 @@ int main(void)
 	of_a_session();
 	changed("a decode worker with another address", "10.0.0.70:8000", MOVED);
 	changed("a decode worker that was away", "10.0.0.7:8000", AWAY);
+	prefill_lost();
 	too_late();
 	leases();
 	served();

@@ -352,7 +352,7 @@ static int goes_on(struct kvp_job *j, enum kvp_plan_fault fault, enum kvp_plan_l
 	}
 	if (j->way != KVP_EPP_REMOTE || leg != KVP_PLAN_PREFILL || j->x->boot.config->enforce_disagg)
 		return 0;
-	if (fault != KVP_PLAN_LATE && (fault != KVP_PLAN_FAILED || (status != 503 && status != 429)))
+	if (fault == KVP_PLAN_FAILED && status != 503 && status != 429)
 		return 0;
 	begin(j, KVP_EPP_LOCAL);
 	if (fault == KVP_PLAN_LATE) /* the time is over for this one, too, unless it was there at once */
