@@ -30,8 +30,8 @@ find_envoy() {
 		echo build/envoy/bin/envoy
 	fi
 }
-free_port() {
-	python3 deploy/free_port.py
+free_ports() { # how many, no two the same
+	python3 deploy/free_port.py "$1"
 }
 wait_for() { # what, command...
 	local what=$1 i

@@ -55,7 +55,7 @@ wait_line() { # file, line start, pid: until the line is there
 	return 1
 }
 
-port=$(python3 deploy/free_port.py)
+port=$(python3 deploy/free_port.py 1)
 echo "starting a node on port $port and 2 x 8 engines at $scale times real time"
 env -i PATH="$PATH" "$build/kvpick" run --run-dir "$dir" --instance demo --port "$port" --bind 127.0.0.1 \
 	--selection-policy "${POLICY:-reference}" \

@@ -19,7 +19,7 @@ pids=()
 . deploy/demo.sh
 
 envoy=$(find_envoy)
-api=$(free_port) epp=$(free_port) health=$(free_port) clients=$(free_port) admin=$(free_port)
+read -r api epp health clients admin sidecars < <(free_ports 8)
 echo "starting 3 prefill and 3 decode engines ($pd) at $scale times real time, 3 sidecars, kvpick ($api), Envoy ($clients)"
 "$build/kvpick-sim" --engines 6 --pd "$pd" --pd-prefill 3 --time-scale "$scale" --die-with-parent >"$dir/engines" &
 pids+=($!)
@@ -33,7 +33,8 @@ while read -r engine http events replay; do
 	if [ $n -le 3 ]; then
 		role=prefill more=", kv_events_endpoint: \"${events#*=}\", replay_endpoint: \"${replay#*=}\""
 	else # requests reach the engine through its sidecar
-		role=decode port=$(free_port)
+		role=decode
+		read -r port sidecars <<<"$sidecars"
 		env -i PATH="$PATH" DYN_SIDECAR_PORT="$port" DYN_DECODE_ENGINE_PORT="${at##*:}" KVPICK_SIDECAR_BIND=127.0.0.1 \
 			DYN_SIDECAR_PD_ADAPTER="$adapter" "$build/kvpick-sidecar" >"$dir/sidecar-$n.log" 2>&1 &
 		pids+=($!)

@@ -16,7 +16,7 @@ pids=()
 . deploy/demo.sh
 
 envoy=$(find_envoy)
-api=$(free_port) epp=$(free_port) health=$(free_port) clients=$(free_port) admin=$(free_port)
+read -r api epp health clients admin < <(free_ports 5)
 echo "starting kvpick (Selection API $api, ext_proc $epp), Envoy ($clients) and 2 x 8 engines at $scale times real time"
 env -i PATH="$PATH" KVPICK_MODE=both DYN_MODEL_NAME=default DYN_SECURE_SERVING=false DYN_EPP_METRICS_PORT=0 \
 	DYN_EPP_TOKENIZER_PROTOCOL=vllm-render DYN_EPP_TOKENIZER_SERVICE_URL=http://127.0.0.1:1 \

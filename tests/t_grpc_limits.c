@@ -210,7 +210,7 @@ static void slow_and_broken(enum kvp_grpc_security security, const char *how)
 {
 	struct fix f;
 	struct fix_call k;
-	uint16_t port = serve(&f, &(struct kvp_grpc_cfg){.handshake_ms = 300}, security);
+	uint16_t port = serve(&f, &(struct kvp_grpc_cfg){.handshake_ms = 2000}, security);
 	int silent = dial(port), broken = dial(port), half = dial(port);
 	static const char garbage[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n\x16\x03\x01\xff\xff";
 	static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\x7f\xff\xff\xff\xff\xff";
