@@ -488,14 +488,17 @@ uint32_t kvp_affinity_reap(struct kvp_affinity *a, uint64_t now_ns, uint32_t max
 	return cnt;
 }
 
-void kvp_affinity_wait(struct kvp_affinity *a, uint32_t slot)
+int kvp_affinity_wait(struct kvp_affinity *a, uint32_t slot)
 {
 	uint64_t *w = &a->shm->waiting[slot / 64 % (KVP_SLOT_MAX / 64)], bit = 1ULL << (slot % 64), old;
-	do
+	do {
 		old = kvp_ld_acq_u64(w);
-	while (!kvp_cas_ar_u64(w, old, old | bit));
+		if (old & bit)
+			return 0; /* whoever ends one takes it after this, and wakes */
+	} while (!kvp_cas_ar_u64(w, old, old | bit));
 	/* pairs with: the commit before kvp_affinity_waiting; both are full barriers, so one sees the
 	 * other */
+	return 1;
 }
 
 int kvp_affinity_waiting(struct kvp_affinity *a, uint32_t *slot)

@@ -117,10 +117,11 @@ uint32_t kvp_affinity_reap(struct kvp_affinity *a, uint64_t now_ns, uint32_t max
 /* kvp_affinity_used is the number of entries that a reaper has to look at. */
 uint32_t kvp_affinity_used(const struct kvp_affinity *a);
 
-/* kvp_affinity_wait notes that a slot's process waits for an initialisation. kvp_affinity_waiting takes the
- * next noted slot: 1 and *slot, or 0. Call it after commit, cancel, drop and the sweep, and wake who
- * comes. */
-void kvp_affinity_wait(struct kvp_affinity *a, uint32_t slot);
+/* kvp_affinity_wait notes that a slot's process waits for an initialisation: 1, or 0 if that stands there
+ * still: whatever ended before the earlier call, or after it, has not been followed by a kvp_affinity_waiting
+ * yet. kvp_affinity_waiting takes the next noted slot: 1 and *slot, or 0. Call it after commit, cancel, drop
+ * and the sweep, and wake who comes. */
+int kvp_affinity_wait(struct kvp_affinity *a, uint32_t slot);
 int kvp_affinity_waiting(struct kvp_affinity *a, uint32_t *slot);
 
 /* kvp_affinity_sweep_owner removes what a dead process was initialising; their number. Sweep helper only. */

@@ -187,13 +187,13 @@ static void test_waiters(void)
 	uint32_t slot;
 	make_table(10);
 	ok(!kvp_affinity_waiting(&me, &slot), "nobody waits");
-	kvp_affinity_wait(&me, 5);
-	kvp_affinity_wait(&me, 130);
-	kvp_affinity_wait(&me, 5);
+	ok(kvp_affinity_wait(&me, 5) == 1 && kvp_affinity_wait(&me, 130) == 1, "two are noted");
+	is_u64(kvp_affinity_wait(&me, 5), 0, "nothing has ended: one stands there still");
 	uint32_t got[2] = {0, 0};
 	kvp_affinity_waiting(&me, &got[0]);
 	kvp_affinity_waiting(&me, &got[1]);
 	ok(got[0] == 5 && got[1] == 130 && !kvp_affinity_waiting(&me, &slot), "each waiter is named once");
+	is_u64(kvp_affinity_wait(&me, 5), 1, "and has to be noted anew");
 }
 
 /* ---- processes ---- */

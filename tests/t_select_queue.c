@@ -335,13 +335,44 @@ static void test_limits(struct kvp_selection *a)
 	leave_clean("limits");
 }
 
-static int submit_session(
-	struct kvp_selection *s, const char *id, enum kvp_select_kind kind, uint64_t *ticket)
+static int submit_of(struct kvp_selection *s, const char *id, const char *session, enum kvp_select_kind kind,
+	uint64_t *ticket)
 {
 	struct kvp_select_request q = request(id, 16);
 	struct kvp_select_answer a;
-	q.session_id = str("chat");
+	q.session_id = str(session);
 	return kvp_selection_submit(s, &q, kind, &a, ticket);
+}
+
+static int submit_session(
+	struct kvp_selection *s, const char *id, enum kvp_select_kind kind, uint64_t *ticket)
+{
+	return submit_of(s, id, "chat", kind, ticket);
+}
+
+/* b waits for bookings of a: it has to look at what it waits for when one has ended, and only then. */
+static void test_note(struct kvp_selection *a, struct kvp_selection *b)
+{
+	const enum kvp_select_kind kind = KVP_SELECT_AND_RESERVE;
+	uint64_t t[4];
+	submit(a, "n0", 16, &t[0]);
+	submit_of(a, "n1", "one", kind, &t[1]);
+	submit_of(a, "n2", "two", kind, &t[2]);
+	kvp_select_note(b);
+	ok(submit_of(b, "n3", "one", kind, &t[3]) == KVP_SELECTION_WAIT, "a booking waits for its session");
+	struct kvp_affinity_key one = kvp_select_waits_for(b);
+	is_u64((uint64_t)kvp_select_note(b), 0, "nothing has ended since it looked");
+	ok(kvp_select_is_met(b, one), "as a look would say");
+	kvp_selection_cancel(a, t[1]);
+	ok(submit_of(b, "n4", "two", kind, &t[3]) == KVP_SELECTION_WAIT,
+		"the first has ended; another waits");
+	ok(kvp_select_note(b) == 1 && !kvp_select_is_met(b, one), "which hides nothing from the first");
+	is_u64((uint64_t)kvp_select_note(b), 0, "said once");
+	kvp_selection_cancel(a, t[2]);
+	one = kvp_select_waits_for(b);
+	ok(kvp_select_note(b) == 1 && !kvp_select_is_met(b, one), "the other has ended, too");
+	kvp_selection_free(a, str("n0"));
+	leave_clean("note");
 }
 
 /* A session whose first booking waits stays reserved for it, and is bound when it is answered. */
@@ -601,6 +632,7 @@ int main(void)
 	test_source(a);
 	test_workers(a);
 	test_limits(a);
+	test_note(a, b);
 	test_session(a, b);
 	test_learns();
 	if (TAP_IS_TSAN) {

@@ -52,9 +52,11 @@ struct kvp_selection *kvp_select_open(struct kvp_region *r, kvp_owner owner,
 
 /* After KVP_SELECTION_WAIT: kvp_select_waits_for names the session's booking that was met, kvp_select_note
  * asks for a wake (shm/slot.h) when any such booking ends, kvp_select_is_met tells whether this one goes on:
- * a look, without the request. Note first, then look, then sleep. */
+ * a look, without the request. Note first, then look, then sleep. kvp_select_note: 1, or 0 when the wake
+ * that was asked for last time is still to come: until then, or the next time-out, there is nothing to look
+ * at. For one handle a slot. */
 struct kvp_affinity_key kvp_select_waits_for(const struct kvp_selection *s);
-void kvp_select_note(struct kvp_selection *s);
+int kvp_select_note(struct kvp_selection *s);
 int kvp_select_is_met(struct kvp_selection *s, struct kvp_affinity_key key);
 
 /* kvp_select_report adds what the handle's selections found to the node's counts (shm/hits.h): once a

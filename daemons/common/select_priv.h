@@ -99,6 +99,7 @@ struct kvp_selection {
 	struct kvp_sel_hits hits[KVP_PART_MAX]; /* not yet reported */
 	struct kvp_cat_worker_info worker; /* of the chosen worker */
 	struct kvp_sel_session session;
+	int is_noted; /* that somebody waits was noted anew since kvp_select_note */
 	const struct kvp_sel_stored *stored;	  /* the call is for a request that waited, else NULL */
 	const struct kvp_policy_class *gate;	  /* class of the current call, if it could be made to wait */
 	uint32_t gate_idx;

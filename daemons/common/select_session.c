@@ -92,7 +92,7 @@ int kvp_sel_session_hold(struct kvp_selection *s, const struct kvp_select_reques
 		kvp_ctr_add(s->ctr, KVP_CTR_AFFINITY_GAVE_UP, 1);
 	} else if (rc == KVP_ERR_EXISTS) {
 		/* Noted first, then looked again: an end of the initialisation in between is not missed. */
-		kvp_affinity_wait(table(s), KVP_OWNER_SLOT(s->owner));
+		s->is_noted |= kvp_affinity_wait(table(s), KVP_OWNER_SLOT(s->owner));
 		rc = hold_live(s);
 		if (rc == KVP_ERR_EXISTS) {
 			h->kind = KVP_AFFINITY_UNPINNED;
@@ -112,13 +112,16 @@ struct kvp_affinity_key kvp_select_waits_for(const struct kvp_selection *s)
 	return s->session.key;
 }
 
-void kvp_select_note(struct kvp_selection *s)
+int kvp_select_note(struct kvp_selection *s)
 {
-	kvp_affinity_wait(table(s), KVP_OWNER_SLOT(s->owner));
+	int anew = s->is_noted | kvp_affinity_wait(table(s), KVP_OWNER_SLOT(s->owner));
+	s->is_noted = 0;
+	return anew;
 }
 
 int kvp_select_is_met(struct kvp_selection *s, struct kvp_affinity_key key)
 {
+	kvp_ctr_add(s->ctr, KVP_CTR_AFFINITY_LOOKED, 1);
 	return kvp_affinity_busy(table(s), key);
 }
 

@@ -142,6 +142,7 @@ struct kvp_epp {
 	enum kvp_pool_ports ports[KVP_PLAN_LEGS]; /* in front of a decode worker is a sidecar: one port */
 	struct kvp_job *jobs;
 	struct kvp_leg *parked;
+	int looks; /* at them in the next turn, whether or not one may go on by then */
 	uint32_t job_cnt, queued_cnt;
 	struct kvp_leg *by_ticket[KVP_EPP_BUCKETS];
 	struct kvp_unfreed *unfreed;
@@ -195,7 +196,9 @@ extern const char *const kvp_epp_no_endpoints[KVP_PLAN_LEGS];
 void kvp_epp_choose(struct kvp_job *j, const struct kvp_ask_tokens *t);
 /* kvp_epp_is_hit_known: what is cached of the prompt is looked up, and it is more than a length. */
 enum kvp_tristate kvp_epp_is_hit_known(const struct kvp_job *j);
-int kvp_epp_retry(struct kvp_epp *x); /* parked legs once more; 1 if one got on */
+/* kvp_epp_retry asks parked legs once more whose booking has ended, or that waited too long; 1 if one got on.
+ * It looks at them only if some booking has ended, and by a timer; otherwise it costs one load. */
+int kvp_epp_retry(struct kvp_epp *x);
 int kvp_epp_poll(struct kvp_epp *x);  /* queued ones whose turn has come; 1 if there was one */
 
 /* lifecycle.c: what happens to a booking. */

@@ -70,6 +70,7 @@ static void on_retry(void *ctx, struct kvp_timer *t)
 {
 	struct kvp_epp *x = ctx;
 	(void)t;
+	x->looks = 1;
 	kvp_epp_retry(x);
 	if (x->parked)
 		set_retry(x);
@@ -486,11 +487,14 @@ int kvp_epp_retry(struct kvp_epp *x)
 	int ran = 0;
 	if (!x->parked)
 		return 0;
-	kvp_select_note(x->selection);
+	int ended = kvp_select_note(x->selection);
+	if (!ended && !x->looks)
+		return 0;
 	for (; ran < ASK_MAX && (l = due(x)); ran++) {
 		unpark(l);
 		ask(l);
 	}
+	x->looks = ran == ASK_MAX; /* at the others */
 	return ran > 0;
 }
 

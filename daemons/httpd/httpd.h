@@ -69,6 +69,7 @@ struct kvp_httpd {
 	struct kvp_dumps dumps;
 	struct kvp_httpd_hint *hints;
 	struct kvp_httpd_parked *parked, **parked_end; /* oldest first; end: where the next one goes */
+	int looks; /* at them in the next turn, whether or not one may go on by then */
 	struct kvp_policy policy;
 	struct kvp_httpd_wait *waits;				/* all, newest first */
 	struct kvp_httpd_wait *wait_of[KVP_HTTPD_WAIT_BUCKETS]; /* by ticket */
@@ -136,8 +137,9 @@ void kvp_route_peer_list(struct kvp_call *c);
 void kvp_peer_list(struct kvp_httpd *h);
 
 /* park.c. kvp_httpd_park keeps a call until the booking of its session that it met has ended, or for too
- * long; kvp_httpd_retry then runs it once more, a few each time: called before every sleep, when this process
- * is woken, and by a timer in case the waker died. 1 if one was run. kvp_httpd_unpark: 1 if the request was
+ * long; kvp_httpd_retry then runs it once more, a few each time: called before every sleep and when this
+ * process is woken. It looks at them only if such a booking has ended, and by a timer in case the waker died;
+ * otherwise it costs one load. 1 if one was run. kvp_httpd_unpark: 1 if the request was
  * parked. */
 void kvp_httpd_park(struct kvp_call *c);
 int kvp_httpd_unpark(struct kvp_httpd *h, const struct kvp_http_req *r);

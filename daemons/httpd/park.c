@@ -18,6 +18,7 @@ static void on_retry(void *ctx, struct kvp_timer *t)
 {
 	struct kvp_httpd *h = ctx;
 	(void)t;
+	h->looks = 1;
 	kvp_httpd_retry(h);
 	if (h->parked)
 		set_timer(h);
@@ -67,8 +68,10 @@ int kvp_httpd_retry(struct kvp_httpd *h)
 	uint32_t ran = 0, cnt = 0;
 	if (!h->parked)
 		return 0;
+	int ended = kvp_select_note(h->selection);
+	if (!ended && !h->looks && !h->draining)
+		return 0;
 	uint64_t now_ns = kvp_clock_mono_ns();
-	kvp_select_note(h->selection);
 	for (const struct kvp_httpd_parked *p = h->parked; p; p = p->next)
 		cnt++;
 	/* Those that have to wait on go to the end of the list, behind the cnt that are looked at. */
@@ -82,5 +85,6 @@ int kvp_httpd_retry(struct kvp_httpd *h)
 		kvp_httpd_run(h, p.req, p.since_ns);
 		ran++;
 	}
+	h->looks = ran == RUN_MAX; /* at the others */
 	return ran > 0;
 }
