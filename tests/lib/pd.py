@@ -38,6 +38,7 @@ class Conn:
 
     def __init__(self, sock, engine):
         self.sock, self.engine, self.buf, self.gone = sock, engine, b"", threading.Event()
+        self.is_head = False  # the request's answer has no body
 
     def fill(self):
         data = self.sock.recv(65536)
@@ -65,6 +66,7 @@ class Conn:
     def request(self):
         method, path, version = self.line().split(" ")
         assert version == "HTTP/1.1", version
+        self.is_head = method == "HEAD"
         headers = []
         while True:
             text = self.line()
@@ -111,7 +113,8 @@ class Conn:
             body, headers = json.dumps(body), headers or {"content-type": "application/json"}
         body = body.encode() if isinstance(body, str) else body
         self.head(status, (headers or {}).items(), len(body), reason)
-        self.send(body)
+        if not self.is_head:
+            self.send(body)
 
     def events(self, text, cut=None):
         """An event stream, in pieces of cut bytes."""
