@@ -1611,6 +1611,28 @@ def back_pressure():
     x.end("back_pressure")
 
 
+def drain_of_threads():
+    x = Pair(vllm_prefill(), vllm_decode(), DYN_SIDECAR_DRAIN_TIMEOUT_MS=10000, KVPICK_SIDECAR_THREADS=8)
+    go = [threading.Event() for _ in range(16)]
+    x.d.script = lambda e, r: (r.conn.head(200), r.conn.chunk(b"a"), go[len(e.requests) - 1].wait(10), r.conn.last())
+    streams = []
+    for _ in go:
+        c = Client(x.port)
+        c.send("POST", "/v1/chat/completions", STREAM)
+        c.head()
+        c.chunk()
+        streams.append(c)
+    x.s.signal()
+    said = []
+    for c, event in zip(streams, go):
+        said.append(ask(x.s.metrics, b"", path="/metrics", method="GET").status)
+        event.set()
+        c.chunk()
+        c.closed()
+    tap.same(said, [200] * len(go), "drain: metrics are served until the last thread's last stream has ended")
+    tap.same(x.s.wait(), 0, "drain: then all of them end")
+
+
 def drain():
     x = Pair(vllm_prefill(), vllm_decode(), DYN_SIDECAR_DRAIN_TIMEOUT_MS=10000)
     go = threading.Event()
@@ -1644,6 +1666,7 @@ def drain():
     go.set()
     tap.same((busy.chunk(), busy.chunk()), (b"b", b""), "drain: a running stream finishes")
     tap.same(x.s.wait(), 0, "drain: then the process ends with 0")
+    drain_of_threads()
     for replied in (False, True):
         x = Pair(
             vllm_prefill(),

@@ -618,7 +618,7 @@ static void on_drain_end(void *ctx, struct kvp_timer *t)
 
 void kvp_worker_check(struct kvp_worker *w)
 {
-	if (w->draining && !w->conn && !w->abort)
+	if (w->draining && !w->conn && !w->abort && (w->id || !kvp_ld_acq_u32(&w->sidecar->other_cnt)))
 		kvp_loop_stop(w->loop);
 }
 

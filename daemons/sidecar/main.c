@@ -26,24 +26,32 @@ extern char **environ;
 static struct kvp_sidecar sidecar;
 static struct kvp_watch signals;
 
+static void wake(const struct kvp_worker *w)
+{
+	uint64_t one = 1;
+	if (write(w->wake_fd, &one, sizeof(one)) < 0)
+		KVP_LOG_W("sidecar.drain", "errno=%s", strerror(errno));
+}
+
 static void on_wake(void *ctx, int fd)
 {
 	uint64_t n;
-	if (read(fd, &n, sizeof(n)) == (ssize_t)sizeof(n))
-		kvp_worker_drain(ctx);
+	if (read(fd, &n, sizeof(n)) != (ssize_t)sizeof(n) || !kvp_ld_acq_u32(&sidecar.is_draining))
+		return;
+	kvp_worker_drain(ctx);
+	kvp_worker_check(ctx); /* another one may have ended */
 }
 
 static void on_signal(void *ctx, int fd)
 {
 	struct signalfd_siginfo si;
-	uint64_t one = 1;
 	(void)ctx;
 	if (read(fd, &si, sizeof(si)) != (ssize_t)sizeof(si))
 		return;
 	KVP_LOG_I("sidecar.drain", "signal=%u", si.ssi_signo);
+	kvp_st_rel_u32(&sidecar.is_draining, 1); /* pairs with: on_wake */
 	for (unsigned i = 0; i < sidecar.worker_cnt; i++)
-		if (write(sidecar.worker[i].wake_fd, &one, sizeof(one)) < 0)
-			KVP_LOG_W("sidecar.drain", "errno=%s", strerror(errno));
+		wake(&sidecar.worker[i]);
 }
 
 static int open_signals(struct kvp_worker *w)
@@ -129,6 +137,8 @@ static void *worker_thread(void *arg)
 {
 	run_worker(arg);
 	close_worker(arg);
+	kvp_faa_ar_u32(&sidecar.other_cnt, UINT32_MAX); /* pairs with: kvp_worker_check */
+	wake(&sidecar.worker[0]);
 	return NULL;
 }
 
@@ -154,6 +164,7 @@ static int run_all(void)
 {
 	pthread_t tid[64];
 	unsigned n = 1;
+	sidecar.other_cnt = sidecar.worker_cnt - 1;
 	for (; n < sidecar.worker_cnt; n++)
 		if (pthread_create(&tid[n], NULL, worker_thread, &sidecar.worker[n]))
 			break;

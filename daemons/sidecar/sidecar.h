@@ -59,6 +59,8 @@ struct kvp_sidecar {
 	struct kvp_worker *worker;
 	unsigned worker_cnt;
 	uint64_t stream_cnt; /* requests that run, all workers */
+	uint32_t is_draining;  /* set by worker 0; release */
+	uint32_t other_cnt;    /* workers but 0 that run; release. Worker 0, with the metrics, ends last */
 	struct kvp_held held;
 };
 
