@@ -430,8 +430,20 @@ def refused():
                out.stdout + out.stderr)
 
 
+def many():
+    """More peers than the soft limit of open files allows; each costs several."""
+    nobody = free_port()
+    peers = ",".join(f"tcp://127.0.1.{i}:{nobody}" for i in range(1, 151))
+    with Node("--replica-sync-port", str(free_port()), "--replica-sync-peers", peers, env=NO_EVENTS,
+              before=("prlimit", "--nofile=200:5000")) as node:
+        tap.ok(wait_for(lambda: node.counted("peer_mesh_peers") == 150), "150 peers are listened to",
+               node.counted("peer_mesh_peers"))
+        tap.same(node.counted("peer_mesh_connect_failed"), 0, "whatever the soft limit of open files")
+        tap.same(node.ctl("check")[0], 0, "kvpickctl check finds no fault")
+
+
 TESTS = [scenarios, decode_cases, published, mirrored, converge, members, ipv6, waiting, sessions, killed, herd,
-         refused]
+         refused, many]
 for t in TESTS:
     if not sys.argv[1:] or t.__name__ in sys.argv[1:]:
         t()

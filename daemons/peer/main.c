@@ -254,6 +254,7 @@ static int open_all(struct kvp_peer *p)
 	while (!p->router_id)
 		if (getrandom(&p->router_id, sizeof(p->router_id), 0) != (ssize_t)sizeof(p->router_id))
 			return KVP_ERR_SYS;
+	kvp_boot_files(); /* each peer costs several */
 	uint64_t most = p->boot.config->replica_max_payload_bytes;
 	p->dec.payload_max = most < UINT32_MAX ? (uint32_t)most : UINT32_MAX;
 	kvp_book_attach(&r->book, p->boot.owner, p->boot.ctr);
