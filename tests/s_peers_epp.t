@@ -102,10 +102,21 @@ def killed(node, ear, envoys):
     tap.ok(wait_for(lambda: node.log_text().count("extproc.run ") == 4), "others come in their place")
 
 
+def at_rest(pids):
+    """Whether all their threads sleep: what they were doing is done."""
+    states = []
+    for pid in pids:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", encoding="ascii") as f:
+                states.append(f.read().rsplit(")", 1)[1].split()[0])
+    return set(states) == {"S"}
+
+
 def stopped(node, ear, envoys):
     streams = [routed(e, COMPLETIONS, prompt(50 + i, 3)) for i, e in enumerate(envoys)]
     ids = {ear.next()[1] for _ in streams}
     pids = node.children()["kvpick-extproc"]
+    tap.ok(wait_for(lambda: at_rest(pids)), "what the processes had to do is done")
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     got = [ear.next() for _ in streams]

@@ -1515,8 +1515,7 @@ def pool():
         (2, b"abc", 1.0),
         "with the whole request",
     )
-    for sock in list(d.conns):
-        sock.shutdown(socket.SHUT_RDWR)
+    d.hang_up()
     tap.same(ask(s.port, b"abc", path="/v1/x").status, 200, "an idle connection that was closed is noticed")
     tap.same(s.metric("engine_retries_total"), 1.0, "before it is used")
     d.close()
