@@ -152,8 +152,8 @@ def kept():
                 return super().take(n)
 
         before, pd.Conn = pd.Conn, Stops
-        for conn in list(x.p.conns | x.d.conns):  # those that are kept have the old one
-            conn.shutdown(socket.SHUT_RDWR)
+        x.p.hang_up()  # connections that are kept have the old one
+        x.d.hang_up()
         wait_for(lambda: x.s.metric("engine_connections") == 0)
         tap.same(x.ask(CHAT).status, 200, f"{adapter}: new ones are")
         with Client(x.port) as c:
