@@ -53,26 +53,18 @@ void kvp_http_buf_free(struct kvp_http_buf *b)
 	*b = (struct kvp_http_buf){0};
 }
 
-static unsigned digits(char *to, uint64_t n, unsigned base)
+unsigned kvp_http_dec(char to[KVP_DECIMAL_MAX], uint64_t n)
 {
-	char rev[KVP_HTTP_DEC_MAX];
-	unsigned cnt = 0;
-	do
-		rev[cnt++] = "0123456789abcdef"[n % base];
-	while (n /= base);
-	for (unsigned i = 0; i < cnt; i++)
-		to[i] = rev[cnt - 1 - i];
-	return cnt;
-}
-
-unsigned kvp_http_dec(char to[KVP_HTTP_DEC_MAX], uint64_t n)
-{
-	return digits(to, n, 10);
+	char text[KVP_DECIMAL_MAX], *end = text + sizeof(text), *from = kvp_decimal(end, n);
+	memcpy(to, from, (size_t)(end - from));
+	return (unsigned)(end - from);
 }
 
 unsigned kvp_http_chunk_line(char to[KVP_HTTP_CHUNK_LINE_MAX], uint64_t len)
 {
-	unsigned cnt = digits(to, len, 16);
+	unsigned cnt = len ? (67 - (unsigned)__builtin_clzll(len)) / 4 : 1;
+	for (unsigned i = cnt; i; i--, len >>= 4)
+		to[i - 1] = "0123456789abcdef"[len & 15];
 	to[cnt] = '\r';
 	to[cnt + 1] = '\n';
 	return cnt + 2;

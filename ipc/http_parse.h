@@ -14,6 +14,7 @@
 #define KVP_IPC_HTTP_PARSE_H
 
 #include <stdint.h>
+#include "ipc/decimal.h"
 #include "ipc/http_server.h"
 
 #define KVP_HTTP_FIELD_MAX 1024	 /* header fields of one message */
@@ -35,9 +36,8 @@ void kvp_http_buf_trim(struct kvp_http_buf *b); /* empty; freed if over KVP_HTTP
 void kvp_http_buf_free(struct kvp_http_buf *b);
 /* kvp_http_dec writes decimal digits, kvp_http_chunk_line the line before a chunk of len bytes; neither is
  * terminated. Number of bytes written. */
-#define KVP_HTTP_DEC_MAX 20
 #define KVP_HTTP_CHUNK_LINE_MAX 18
-unsigned kvp_http_dec(char to[KVP_HTTP_DEC_MAX], uint64_t n);
+unsigned kvp_http_dec(char to[KVP_DECIMAL_MAX], uint64_t n);
 unsigned kvp_http_chunk_line(char to[KVP_HTTP_CHUNK_LINE_MAX], uint64_t len);
 
 struct kvp_http_field {

@@ -51,7 +51,7 @@ static const char *date_now(struct kvp_http_server *s)
 void kvp_http_put_head(
 	struct http_conn *c, int status, const char *content_type, const char *extra, uint64_t body_len)
 {
-	char number[KVP_HTTP_DEC_MAX];
+	char number[KVP_DECIMAL_MAX];
 	if (!c->prefix_sent)
 		put_text(c, KVP_HTTP_PREFIX);
 	kvp_http_put(c, number, kvp_http_dec(number, (unsigned)status));

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/decimal.h"
 #include "ipc/json_out.h"
 
 void kvp_jw_init(struct kvp_jw *w)
@@ -233,32 +234,9 @@ void kvp_jw_str(struct kvp_jw *w, const char *s)
 
 #define DIGITS_MAX 24 /* room for the longest number with its sign and a comma */
 
-/* Two digits a division, and divisions of 32 bits where that is enough: hashes are long and come in
- * thousands. Writes the digits of v so that they end at `to`; returns where they begin. */
-static char *digits(char *to, uint64_t v)
-{
-	static const char pair[] = "0001020304050607080910111213141516171819202122232425262728293031323334"
-				   "3536373839404142434445464748495051525354555657585960616263646566676869"
-				   "707172737475767778798081828384858687888990919293949596979899";
-	while (v >= 100000000) {
-		uint32_t low = (uint32_t)(v % 100000000);
-		v /= 100000000;
-		for (int i = 0; i < 4; i++, low /= 100)
-			memcpy(to -= 2, pair + (size_t)(low % 100) * 2, 2);
-	}
-	uint32_t rest = (uint32_t)v;
-	for (; rest >= 100; rest /= 100)
-		memcpy(to -= 2, pair + (size_t)(rest % 100) * 2, 2);
-	if (rest >= 10)
-		memcpy(to -= 2, pair + (size_t)rest * 2, 2);
-	else
-		*--to = (char)('0' + rest);
-	return to;
-}
-
 static char *signed_digits(char *to, int64_t v)
 {
-	char *from = digits(to, v < 0 ? 0 - (uint64_t)v : (uint64_t)v);
+	char *from = kvp_decimal(to, v < 0 ? 0 - (uint64_t)v : (uint64_t)v);
 	if (v < 0)
 		*--from = '-';
 	return from;
@@ -266,7 +244,7 @@ static char *signed_digits(char *to, int64_t v)
 
 void kvp_jw_u64(struct kvp_jw *w, uint64_t v)
 {
-	char buf[DIGITS_MAX], *end = buf + DIGITS_MAX, *from = digits(end, v);
+	char buf[DIGITS_MAX], *end = buf + DIGITS_MAX, *from = kvp_decimal(end, v);
 	if (begin_value(w))
 		put(w, from, (size_t)(end - from));
 }

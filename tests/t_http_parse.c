@@ -86,7 +86,7 @@ static void names(enum how how)
 
 static void number(uint64_t n, uint32_t *wrong)
 {
-	char want[32], got[KVP_HTTP_DEC_MAX], line[KVP_HTTP_CHUNK_LINE_MAX];
+	char want[32], got[KVP_DECIMAL_MAX], line[KVP_HTTP_CHUNK_LINE_MAX];
 	unsigned len = (unsigned)snprintf(want, sizeof(want), "%llu", (unsigned long long)n);
 	*wrong += kvp_http_dec(got, n) != len || memcmp(got, want, len) != 0;
 	len = (unsigned)snprintf(want, sizeof(want), "%llx\r\n", (unsigned long long)n);

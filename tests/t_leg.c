@@ -288,6 +288,19 @@ static void test_unasked(enum kvp_leg_repeat repeat)
 	close(fd);
 }
 
+/* The engine of the old connection takes the whole request and answers it. */
+static void old_answers(void)
+{
+	UNTIL(done_cnt || old_got == request_len)
+	{
+		engine_take(&old);
+		engine_read(old, &old_got);
+	}
+	if (old >= 0)
+		send(old, GOOD, sizeof(GOOD) - 1, MSG_NOSIGNAL);
+	UNTIL(done_cnt);
+}
+
 /* A port that answers no SYN: its queue is full. */
 static int silent_port(int fd[8], uint16_t *silent)
 {
@@ -327,14 +340,7 @@ static void test_silent(void)
 	ok(silent_port(fd, &silent) == 0, "%s: an address that says nothing", be_name);
 	old_got = 0;
 	ask_two(silent, port);
-	UNTIL(done_cnt || old_got == request_len)
-	{
-		engine_take(&old);
-		engine_read(old, &old_got);
-	}
-	if (old >= 0)
-		send(old, GOOD, sizeof(GOOD) - 1, MSG_NOSIGNAL);
-	UNTIL(done_cnt);
+	old_answers();
 	ok(done_end == KVP_LEG_COMPLETE && done_status == 200, "%s: the next one is tried, and answers",
 		be_name);
 	engine_close(&old);
@@ -386,14 +392,7 @@ static void test_foreign(void)
 	for (uint32_t at = 0; at < 3; at++) {
 		old_got = 0;
 		ask_three(at);
-		UNTIL(done_cnt || old_got == request_len)
-		{
-			engine_take(&old);
-			engine_read(old, &old_got);
-		}
-		if (old >= 0)
-			send(old, GOOD, sizeof(GOOD) - 1, MSG_NOSIGNAL);
-		UNTIL(done_cnt);
+		old_answers();
 		ok(done_end == KVP_LEG_COMPLETE && done_status == 200,
 			"%s: addresses of a family that is not there are passed over, %u", be_name, at);
 		engine_close(&old);

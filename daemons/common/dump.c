@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemons/common/dump_page.h"
+#include "ipc/decimal.h"
 #include "ipc/json_out.h"
 
 #define TEXT_BYTES 49152u /* given out at a time, about */
@@ -271,14 +272,8 @@ static char *put_text(char *to, const char *text, size_t n)
 
 static char *put_u64(char *to, uint64_t v)
 {
-	char digit[20];
-	size_t at = sizeof(digit);
-	do {
-		uint64_t q = v / 10;
-		digit[--at] = (char)('0' + (v - q * 10));
-		v = q;
-	} while (v);
-	return put_text(to, digit + at, sizeof(digit) - at);
+	char digit[KVP_DECIMAL_MAX], *end = digit + sizeof(digit), *from = kvp_decimal(end, v);
+	return put_text(to, from, (size_t)(end - from));
 }
 
 #define BLOCK_BYTES 128 /* the longest text of a block is 92 */

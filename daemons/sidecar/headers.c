@@ -189,7 +189,7 @@ int kvp_headers_request(struct kvp_req *r, enum kvp_leg_kind kind, uint64_t leng
 
 int kvp_headers_length(uint64_t length, struct kvp_http_buf *out)
 {
-	char number[KVP_HTTP_DEC_MAX];
+	char number[KVP_DECIMAL_MAX];
 	int rc = kvp_http_buf_text(out, "content-length: ");
 	rc = rc ? rc : kvp_http_buf_put(out, number, kvp_http_dec(number, length));
 	return rc ? rc : kvp_http_buf_text(out, "\r\n");

@@ -72,7 +72,7 @@ int kvp_reply_keep_head(struct kvp_kept_head *k, const struct kvp_http_head *h)
 {
 	/* The number as it was read, then the engine's reason: the parser let no control bytes through. */
 	const char *p = h->raw.p + 8, *end = h->raw.p + h->line_len;
-	char number[KVP_HTTP_DEC_MAX];
+	char number[KVP_DECIMAL_MAX];
 	while (p < end && *p == ' ')
 		p++;
 	while (p < end && *p >= '0' && *p <= '9')
